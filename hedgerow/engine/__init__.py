@@ -1,0 +1,1 @@
+"""State and steps of a verifier and a drafter; no grpc, no protobuf."""

@@ -1,0 +1,1 @@
+"""Configuration, weights and forward passes; knows kernels, not requests."""

@@ -1,0 +1,322 @@
+from hedgerow.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AppendStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    APPEND_STATUS_UNSPECIFIED: _ClassVar[AppendStatus]
+    APPEND_STATUS_OK: _ClassVar[AppendStatus]
+    APPEND_STATUS_FENCED: _ClassVar[AppendStatus]
+    APPEND_STATUS_GAP: _ClassVar[AppendStatus]
+    APPEND_STATUS_DIGEST_MISMATCH: _ClassVar[AppendStatus]
+    APPEND_STATUS_CONFLICT: _ClassVar[AppendStatus]
+    APPEND_STATUS_FINISHED: _ClassVar[AppendStatus]
+    APPEND_STATUS_NOT_FOUND: _ClassVar[AppendStatus]
+    APPEND_STATUS_GONE: _ClassVar[AppendStatus]
+    APPEND_STATUS_FORGOTTEN: _ClassVar[AppendStatus]
+    APPEND_STATUS_UNAVAILABLE: _ClassVar[AppendStatus]
+APPEND_STATUS_UNSPECIFIED: AppendStatus
+APPEND_STATUS_OK: AppendStatus
+APPEND_STATUS_FENCED: AppendStatus
+APPEND_STATUS_GAP: AppendStatus
+APPEND_STATUS_DIGEST_MISMATCH: AppendStatus
+APPEND_STATUS_CONFLICT: AppendStatus
+APPEND_STATUS_FINISHED: AppendStatus
+APPEND_STATUS_NOT_FOUND: AppendStatus
+APPEND_STATUS_GONE: AppendStatus
+APPEND_STATUS_FORGOTTEN: AppendStatus
+APPEND_STATUS_UNAVAILABLE: AppendStatus
+
+class SessionRecord(_message.Message):
+    __slots__ = ("session_id", "birth", "model", "tenant", "prompt", "requested", "resolved", "fingerprint", "mode", "key_split", "created_unix_ms", "speculation", "detach")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BIRTH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    RESOLVED_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    KEY_SPLIT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    birth: bytes
+    model: str
+    tenant: str
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    requested: _common_pb2.SamplingParams
+    resolved: _common_pb2.SamplingParams
+    fingerprint: _common_pb2.Fingerprint
+    mode: _common_pb2.ExecutionMode
+    key_split: int
+    created_unix_ms: int
+    speculation: _common_pb2.SpeculationParams
+    detach: bool
+    def __init__(self, session_id: _Optional[str] = ..., birth: _Optional[bytes] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., requested: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., resolved: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., fingerprint: _Optional[_Union[_common_pb2.Fingerprint, _Mapping]] = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ..., key_split: _Optional[int] = ..., created_unix_ms: _Optional[int] = ..., speculation: _Optional[_Union[_common_pb2.SpeculationParams, _Mapping]] = ..., detach: bool = ...) -> None: ...
+
+class CreateSessionRequest(_message.Message):
+    __slots__ = ("record", "owner", "digest", "ttl_ms")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    record: SessionRecord
+    owner: bytes
+    digest: bytes
+    ttl_ms: int
+    def __init__(self, record: _Optional[_Union[SessionRecord, _Mapping]] = ..., owner: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class CreateSessionResponse(_message.Message):
+    __slots__ = ("created", "lease", "existing")
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    EXISTING_FIELD_NUMBER: _ClassVar[int]
+    created: bool
+    lease: _common_pb2.Lease
+    existing: SessionState
+    def __init__(self, created: bool = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., existing: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
+
+class SessionState(_message.Message):
+    __slots__ = ("epoch", "owner", "length", "digest", "finish_reason", "usage", "cancel_marked", "matched_stop", "matched_token")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_MARKED_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    owner: bytes
+    length: int
+    digest: bytes
+    finish_reason: _common_pb2.FinishReason
+    usage: _common_pb2.Usage
+    cancel_marked: bool
+    matched_stop: str
+    matched_token: int
+    def __init__(self, epoch: _Optional[int] = ..., owner: _Optional[bytes] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., cancel_marked: bool = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ...) -> None: ...
+
+class AcquireLeaseRequest(_message.Message):
+    __slots__ = ("session_id", "owner", "epoch_floor", "birth", "only_expired")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    BIRTH_FIELD_NUMBER: _ClassVar[int]
+    ONLY_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    owner: bytes
+    epoch_floor: int
+    birth: bytes
+    only_expired: bool
+    def __init__(self, session_id: _Optional[str] = ..., owner: _Optional[bytes] = ..., epoch_floor: _Optional[int] = ..., birth: _Optional[bytes] = ..., only_expired: bool = ...) -> None: ...
+
+class AcquireLeaseResponse(_message.Message):
+    __slots__ = ("lease", "state")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    lease: _common_pb2.Lease
+    state: SessionState
+    def __init__(self, lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
+
+class RenewOwnerRequest(_message.Message):
+    __slots__ = ("owner", "ttl_ms")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    owner: bytes
+    ttl_ms: int
+    def __init__(self, owner: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class RenewOwnerResponse(_message.Message):
+    __slots__ = ("cancelled_sessions",)
+    CANCELLED_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    cancelled_sessions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cancelled_sessions: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AppendRequest(_message.Message):
+    __slots__ = ("batch_id", "entries")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    batch_id: int
+    entries: _containers.RepeatedCompositeFieldContainer[AppendEntry]
+    def __init__(self, batch_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[AppendEntry, _Mapping]]] = ...) -> None: ...
+
+class AppendEntry(_message.Message):
+    __slots__ = ("session_id", "lease", "birth", "offset", "tokens", "digest_before", "digest_after", "finish_reason", "usage", "matched_stop", "matched_token", "logprobs", "steps", "token_digests")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    BIRTH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_AFTER_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    lease: _common_pb2.Lease
+    birth: bytes
+    offset: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    digest_before: bytes
+    digest_after: bytes
+    finish_reason: _common_pb2.FinishReason
+    usage: _common_pb2.Usage
+    matched_stop: str
+    matched_token: int
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
+    steps: _containers.RepeatedCompositeFieldContainer[_common_pb2.StepStats]
+    token_digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, session_id: _Optional[str] = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., birth: _Optional[bytes] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., digest_before: _Optional[bytes] = ..., digest_after: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[_common_pb2.StepStats, _Mapping]]] = ..., token_digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class AppendResponse(_message.Message):
+    __slots__ = ("batch_id", "results")
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    batch_id: int
+    results: _containers.RepeatedCompositeFieldContainer[AppendResult]
+    def __init__(self, batch_id: _Optional[int] = ..., results: _Optional[_Iterable[_Union[AppendResult, _Mapping]]] = ...) -> None: ...
+
+class AppendResult(_message.Message):
+    __slots__ = ("session_id", "status", "state")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    status: AppendStatus
+    state: SessionState
+    def __init__(self, session_id: _Optional[str] = ..., status: _Optional[_Union[AppendStatus, str]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
+
+class KvStoreServiceGetSessionRequest(_message.Message):
+    __slots__ = ("session_id", "from_offset", "state_only")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    from_offset: int
+    state_only: bool
+    def __init__(self, session_id: _Optional[str] = ..., from_offset: _Optional[int] = ..., state_only: bool = ...) -> None: ...
+
+class KvStoreServiceGetSessionResponse(_message.Message):
+    __slots__ = ("record", "state", "tokens")
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    record: SessionRecord
+    state: SessionState
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, record: _Optional[_Union[SessionRecord, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TailRequest(_message.Message):
+    __slots__ = ("session_id", "from_offset")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    from_offset: int
+    def __init__(self, session_id: _Optional[str] = ..., from_offset: _Optional[int] = ...) -> None: ...
+
+class TailResponse(_message.Message):
+    __slots__ = ("offset", "tokens", "digest", "state")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    digest: bytes
+    state: SessionState
+    def __init__(self, offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., digest: _Optional[bytes] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
+
+class CloseSessionRequest(_message.Message):
+    __slots__ = ("session_id", "lease", "birth", "finish_reason", "usage")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    BIRTH_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    lease: _common_pb2.Lease
+    birth: bytes
+    finish_reason: _common_pb2.FinishReason
+    usage: _common_pb2.Usage
+    def __init__(self, session_id: _Optional[str] = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., birth: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ...) -> None: ...
+
+class CloseSessionResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: SessionState
+    def __init__(self, state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
+
+class MarkCancelRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class MarkCancelResponse(_message.Message):
+    __slots__ = ("was_running", "owner")
+    WAS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    was_running: bool
+    owner: bytes
+    def __init__(self, was_running: bool = ..., owner: _Optional[bytes] = ...) -> None: ...
+
+class KvStoreServiceDeleteSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class KvStoreServiceDeleteSessionResponse(_message.Message):
+    __slots__ = ("existed",)
+    EXISTED_FIELD_NUMBER: _ClassVar[int]
+    existed: bool
+    def __init__(self, existed: bool = ...) -> None: ...
+
+class PutPrefixesRequest(_message.Message):
+    __slots__ = ("verifier", "block_hashes", "ttl_ms")
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    verifier: str
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    ttl_ms: int
+    def __init__(self, verifier: _Optional[str] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class PutPrefixesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FindPrefixRequest(_message.Message):
+    __slots__ = ("block_hashes",)
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class FindPrefixResponse(_message.Message):
+    __slots__ = ("holders",)
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    holders: _containers.RepeatedCompositeFieldContainer[PrefixHolder]
+    def __init__(self, holders: _Optional[_Iterable[_Union[PrefixHolder, _Mapping]]] = ...) -> None: ...
+
+class PrefixHolder(_message.Message):
+    __slots__ = ("verifier", "blocks")
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    verifier: str
+    blocks: int
+    def __init__(self, verifier: _Optional[str] = ..., blocks: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The bundled models, and the code that trained them (`models.train`)."""

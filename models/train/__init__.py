@@ -1,0 +1,1 @@
+"""Training code of the bundled target and drafter; see README.md in this folder."""

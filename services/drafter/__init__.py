@@ -1,0 +1,1 @@
+"""Proposes trees with a DFlash drafter."""

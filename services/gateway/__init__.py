@@ -1,0 +1,1 @@
+"""Client-facing service: owns sessions by lease, tokenizes, commits before it releases."""

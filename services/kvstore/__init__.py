@@ -1,0 +1,1 @@
+"""The commit log: fenced appends over Redis."""

@@ -1,0 +1,1 @@
+"""Holds the target model and drives the decode steps."""
