@@ -1,18 +1,18 @@
 """The error taxonomy. No grpc here: `hedgerow.rpc.status` maps it to codes, once, in both directions.
 
-    HedgerowError
-     +- InvalidRequest      a field's value is out of its limits                 never retry as it is
-     +- NotFound            no such session or model                             never retry as it is
-     +- AlreadyExists       the id or idempotency key is taken                   never retry as it is
-     +- Unsupported         a valid request that this version does not serve     never retry as it is
-     +- Overloaded          a bounded queue is full                              retry after `retry_after`
-     +- Unavailable         a peer or a resource is not there now                retry after `retry_after`
-     +- Fenced              another owner holds the session                      resume, do not repeat
-     +- Cancelled           the caller's wish
-     +- DeadlineExceeded    the caller's deadline passed
-     +- LostSuffix          the store's log and the client's differ              never retry
-     +- InvariantViolation  a promise is broken: loud, never hidden              never retry
-     +- Internal            a fault of this program
+HedgerowError
+ +- InvalidRequest      a field's value is out of its limits                 never retry as it is
+ +- NotFound            no such session or model                             never retry as it is
+ +- AlreadyExists       the id or idempotency key is taken                   never retry as it is
+ +- Unsupported         a valid request that this version does not serve     never retry as it is
+ +- Overloaded          a bounded queue is full                              retry after `retry_after`
+ +- Unavailable         a peer or a resource is not there now                retry after `retry_after`
+ +- Fenced              another owner holds the session                      resume, do not repeat
+ +- Cancelled           the caller's wish
+ +- DeadlineExceeded    the caller's deadline passed
+ +- LostSuffix          the store's log and the client's differ              never retry
+ +- InvariantViolation  a promise is broken: loud, never hidden              never retry
+ +- Internal            a fault of this program
 """
 
 from __future__ import annotations
