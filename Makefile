@@ -1,0 +1,48 @@
+# Everything is run from the repository root. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv/bin
+BUF := npm exec --yes --package=@bufbuild/buf@1.75.0 -- buf
+
+.DEFAULT_GOAL := help
+.PHONY: help setup protos check test demo up bench exactness acceptance
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: ## make .venv with everything that the other targets need
+	@$(PYTHON) deploy/setup.py dev
+
+demo: ## start the stack, stream real text, compare with plain decoding
+	@$(PYTHON) deploy/setup.py run
+	@$(VENV)/python -m bench.demo
+
+up: ## start the stack on this machine and leave it running until Ctrl-C
+	@$(PYTHON) deploy/setup.py run
+	@$(VENV)/python -m hedgerow.cli up
+
+test: setup ## every test that runs without a GPU, and three minutes of exactness
+	@echo "test: the suites, about 6 minutes on two cores"
+	@$(VENV)/python -m pytest -q -m "not gpu and not slow" tests
+	@echo "test: a rotating slice of the exactness run, at most 3 minutes"
+	@$(VENV)/python -m bench.exactness slice --seconds 170
+
+check: setup ## formatting, lint, types, import directions, protos, generated code
+	@$(VENV)/ruff format --check .
+	@$(VENV)/ruff check .
+	@$(VENV)/mypy
+	@$(VENV)/lint-imports
+	@cd protos && $(BUF) lint && $(BUF) breaking --against released.binpb
+	@$(PYTHON) deploy/generate.py --check
+
+protos: ## regenerate hedgerow/v1 from protos/
+	@$(PYTHON) deploy/generate.py
+
+exactness: setup ## the exactness run of docs/claims.md; stops and resumes, part by part
+	@$(VENV)/python -m bench.exactness run $(ARGS)
+	@$(VENV)/python -m bench.exactness summary
+
+acceptance: setup ## tokens per step on held-out prompts
+	@$(VENV)/python -m bench.acceptance $(ARGS)
+
+bench: setup ## speed, overhead and start-up of the whole stack on this machine
+	@$(VENV)/python -m bench.serving $(ARGS)
