@@ -1,0 +1,357 @@
+"""config.json of a target (K2 family) and of a DFlash drafter, read into frozen dataclasses.
+
+Sources: the published config.json of Kimi-K2, K2-Thinking, K2.5 and K2.6 (nested in `text_config` from K2.5 on), and those of
+DFlash drafters. A field that changes the arithmetic and has no default there has none here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hedgerow.errors import InvalidRequest
+
+T = TypeVar("T", int, float, bool, str)
+
+
+class ConfigError(InvalidRequest):
+    """`field` of `file` has the value `value`, which breaks `limit`."""
+
+    def __init__(self, file: Path, field: str, value: object, limit: str) -> None:
+        super().__init__(f"{file}: {field}", value, limit)
+        self.file, self.name = file, field
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A JSON object of `file` with typed access; `path` is its place in the file, for messages."""
+
+    file: Path
+    values: Mapping[str, Any]
+    path: str = ""
+
+    @classmethod
+    def read(cls, file: Path) -> Fields:
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(file, "file", None, "must exist") from None
+        except (ValueError, OSError) as error:
+            raise ConfigError(file, "file", str(error), "must be readable JSON") from None
+        if not isinstance(values, dict):
+            raise ConfigError(file, "file", type(values).__name__, "must be a JSON object")
+        return cls(file, values)
+
+    def fail(self, name: str, limit: str) -> ConfigError:
+        return ConfigError(self.file, self.path + name, self.values.get(name), limit)
+
+    def get(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """The field as `kind`; an integer is a float too; absent or null: `default`, which None makes an error."""
+        value = self.values.get(name)
+        if value is None and default is not None:
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return kind(value)
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise self.fail(name, f"must be {kind.__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.fail(name, "must be finite")
+        return value
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self.get(name, int, default)
+        if value < 1:
+            raise self.fail(name, "must be at least 1")
+        return value
+
+    def inner(self, name: str) -> Fields | None:
+        """The object under `name`; None where absent or null."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.fail(name, "must be an object")
+        return Fields(self.file, value, f"{self.path}{name}.")
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of integers, or one; empty where absent."""
+        value = self.values.get(name)
+        listed = [] if value is None else value if isinstance(value, list) else [value]
+        if any(not isinstance(item, int) or isinstance(item, bool) for item in listed):
+            raise self.fail(name, "must be an integer or a list of them")
+        return tuple(listed)
+
+    def must_be(self, name: str, allowed: object, default: object) -> None:
+        """Refuses a value for which there is no code."""
+        if self.values.get(name, default) != allowed:
+            raise self.fail(name, f"only {allowed!r} is supported")
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN scaling of the rotary frequencies (arXiv 2309.00071), in DeepSeek's form where `mscale_all_dim` is set."""
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original: int  # positions the model was trained on before scaling
+    mscale: float
+    mscale_all_dim: float
+    attention_factor: float | None  # explicit amplitude of cos and sin
+
+    @property
+    def amplitude(self) -> float:
+        """What multiplies cos and sin: m(mscale) / m(mscale_all_dim) where both are set, m(1) otherwise."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self.m(self.mscale) / self.m(self.mscale_all_dim)
+        return self.m(1.0)
+
+    def m(self, scale: float) -> float:
+        """0.1 * scale * ln(factor) + 1: how much longer contexts flatten the attention."""
+        return 0.1 * scale * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding: base and, where the config scales it, YaRN."""
+
+    theta: float
+    yarn: Yarn | None
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Rope:
+        """Reads `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
+        inner = fields.inner("rope_parameters") or fields.inner("rope_scaling")
+        if inner is None:
+            return cls(fields.get("rope_theta", float), None)
+        theta = (inner if "rope_theta" in inner.values else fields).get("rope_theta", float)
+        key = "rope_type" if "rope_type" in inner.values else "type"
+        kind = inner.get(key, str)
+        if kind == "default":
+            return cls(theta, None)
+        if kind != "yarn":
+            raise inner.fail(key, "only 'default' and 'yarn' are supported")
+        explicit = inner.get("attention_factor", float) if inner.values.get("attention_factor") is not None else None
+        return cls(
+            theta,
+            Yarn(
+                factor=inner.get("factor", float),
+                beta_fast=inner.get("beta_fast", float, 32.0),
+                beta_slow=inner.get("beta_slow", float, 1.0),
+                original=inner.size("original_max_position_embeddings"),
+                mscale=inner.get("mscale", float, 0.0),
+                mscale_all_dim=inner.get("mscale_all_dim", float, 0.0),
+                attention_factor=explicit,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class K2Config:
+    """A K2-family text model. Names are those of the published config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    first_k_dense_replace: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    num_attention_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: Rope
+    eos_token_ids: tuple[int, ...]  # config.json's and generation_config.json's together
+    int4_experts: bool  # routed experts as compressed-tensors words; False: plain weights
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> K2Config:
+        """Raises ConfigError with file and field."""
+        top = Fields.read(folder / "config.json")
+        f = top.inner("text_config") or top
+        check_supported(f)
+        config = cls(
+            vocab_size=f.size("vocab_size"),
+            hidden_size=f.size("hidden_size"),
+            num_hidden_layers=f.size("num_hidden_layers"),
+            first_k_dense_replace=f.get("first_k_dense_replace", int),
+            intermediate_size=f.size("intermediate_size"),
+            moe_intermediate_size=f.size("moe_intermediate_size"),
+            n_routed_experts=f.size("n_routed_experts"),
+            n_shared_experts=f.size("n_shared_experts"),
+            num_experts_per_tok=f.size("num_experts_per_tok"),
+            norm_topk_prob=f.get("norm_topk_prob", bool),
+            routed_scaling_factor=f.get("routed_scaling_factor", float),
+            num_attention_heads=f.size("num_attention_heads"),
+            q_lora_rank=f.size("q_lora_rank"),
+            kv_lora_rank=f.size("kv_lora_rank"),
+            qk_nope_head_dim=f.size("qk_nope_head_dim"),
+            qk_rope_head_dim=f.size("qk_rope_head_dim"),
+            v_head_dim=f.size("v_head_dim"),
+            rms_norm_eps=f.get("rms_norm_eps", float),
+            max_position_embeddings=f.size("max_position_embeddings"),
+            rope=Rope.from_fields(f),
+            eos_token_ids=end_tokens(folder, top, f),
+            int4_experts=int4_experts(f.inner("quantization_config") or top.inner("quantization_config")),
+        )
+        if config.num_experts_per_tok > config.n_routed_experts:
+            raise f.fail("num_experts_per_tok", f"at most n_routed_experts, {config.n_routed_experts}")
+        if config.qk_rope_head_dim % 2:
+            raise f.fail("qk_rope_head_dim", "must be even")
+        return config
+
+    @property
+    def latent_width(self) -> int:
+        """Values cached for a token and layer: the normed latent and the rotated key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """(nope + rope)^-1/2 * m^2 with m = 0.1 * mscale_all_dim * ln(factor) + 1."""
+        yarn = self.rope.yarn
+        m = yarn.m(yarn.mscale_all_dim) if yarn is not None and yarn.mscale_all_dim else 1.0
+        return float((self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5 * m * m)
+
+
+def check_supported(f: Fields) -> None:
+    """Refuses variants of the architecture for which there is no code here."""
+    f.must_be("hidden_act", "silu", "silu")
+    f.must_be("scoring_func", "sigmoid", "sigmoid")
+    f.must_be("topk_method", "noaux_tc", "noaux_tc")
+    f.must_be("n_group", 1, 1)
+    f.must_be("topk_group", 1, 1)
+    f.must_be("moe_layer_freq", 1, 1)
+    f.must_be("attention_bias", False, False)
+    f.must_be("tie_word_embeddings", False, False)
+    f.must_be("rope_interleave", True, True)
+
+
+def end_tokens(folder: Path, top: Fields, text: Fields) -> tuple[int, ...]:
+    """Every end token that the checkpoint names: K2.5's config.json has another one than its chat template."""
+    found = {*top.integers("eos_token_id"), *text.integers("eos_token_id")}
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        found |= set(Fields.read(generation).integers("eos_token_id"))
+    return tuple(sorted(found))
+
+
+def int4_experts(f: Fields | None) -> bool:
+    """Whether routed experts are INT4 words. Raises ConfigError for any other quantisation."""
+    if f is None:
+        return False
+    f.must_be("quant_method", "compressed-tensors", None)
+    f.must_be("format", "pack-quantized", None)
+    groups = f.inner("config_groups")
+    for name in groups.values if groups else ():
+        group = groups.inner(name) if groups else None
+        weights = group.inner("weights") if group else None
+        if weights is None:
+            raise f.fail("config_groups", "a group must have weights")
+        for field, value in (("num_bits", 4), ("type", "int"), ("symmetric", True), ("group_size", 32)):
+            weights.must_be(field, value, None)
+        weights.must_be("strategy", "group", None)
+        weights.must_be("actorder", None, None)
+        if group is not None:
+            group.must_be("input_activations", None, None)
+    return True
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """A DFlash drafter. Names are those of its config.json; `dflash_config` wins over the top level."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    vocab_size: int
+    rope: Rope
+    windows: tuple[int | None, ...]  # per layer: keys at q - W + 1 .. q; None: all
+    causal: tuple[bool, ...]  # per layer: within the block
+    block_size: int  # the anchor and the masks
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> DraftConfig:
+        """Raises ConfigError with file and field."""
+        f = Fields.read(folder / "config.json")
+        inner = f.inner("dflash_config") or Fields(f.file, {}, "dflash_config.")
+        f.must_be("hidden_act", "silu", "silu")
+        f.must_be("attention_bias", False, False)
+        if f.values.get("architectures") != ["DFlashDraftModel"]:
+            raise f.fail("architectures", "only ['DFlashDraftModel'] is supported")
+        where = inner if inner.values.get("block_size") is not None else f
+        layers, heads = f.size("num_hidden_layers"), f.size("num_attention_heads")
+        windows, causal = layer_masks(f, inner, layers)
+        config = cls(
+            hidden_size=f.size("hidden_size"),
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=f.size("num_key_value_heads"),
+            head_dim=f.size("head_dim", max(1, f.size("hidden_size") // heads)),
+            intermediate_size=f.size("intermediate_size"),
+            rms_norm_eps=f.get("rms_norm_eps", float),
+            max_position_embeddings=f.size("max_position_embeddings"),
+            vocab_size=f.size("vocab_size"),
+            rope=Rope.from_fields(f),
+            windows=windows,
+            causal=causal,
+            block_size=where.size("block_size"),
+            mask_token_id=inner.get("mask_token_id", int),
+            target_layer_ids=target_layers(f, inner, layers),
+        )
+        config.check(f, inner, where)
+        return config
+
+    def check(self, f: Fields, inner: Fields, where: Fields) -> None:
+        if self.block_size < 2:
+            raise where.fail("block_size", "at least 2: the anchor and one mask")
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise inner.fail("mask_token_id", f"within the vocabulary of {self.vocab_size}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise f.fail("num_key_value_heads", f"must divide num_attention_heads, {self.num_attention_heads}")
+
+
+def layer_masks(f: Fields, inner: Fields, layers: int) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
+    """Window and causality of each layer; without an explicit flag, sliding layers are causal within the block."""
+    types = f.values.get("layer_types") or ["full_attention"] * layers
+    if len(types) != layers or any(t not in ("sliding_attention", "full_attention") for t in types):
+        raise f.fail("layer_types", f"{layers} of 'sliding_attention' or 'full_attention'")
+    explicit = f.values.get("is_causal", inner.values.get("causal"))
+    window = f.size("sliding_window") if "sliding_attention" in types else None
+    sliding = tuple(t == "sliding_attention" for t in types)
+    return tuple(window if s else None for s in sliding), tuple(
+        s if explicit is None else bool(explicit) for s in sliding
+    )
+
+
+def target_layers(f: Fields, inner: Fields, layers: int) -> tuple[int, ...]:
+    """Layers whose outputs are the features; where absent, DFlash's default over the target's depth."""
+    ids = inner.integers("target_layer_ids") or f.integers("target_layer_ids")
+    if ids:
+        return ids
+    depth = (inner if inner.values.get("num_target_layers") else f).size("num_target_layers")
+    if layers == 1:
+        return (depth // 2,)
+    return tuple(round(1 + i * (depth - 4) / (layers - 1)) for i in range(layers))

@@ -1,0 +1,259 @@
+"""The drafter: DFlash, a block-diffusion model that reads the target's features (arXiv 2602.06036).
+
+A block is the anchor and block_size - 1 masks at positions P .. P+L; row j predicts the token at P+j. Keys and values of the
+context come from the target's features of committed positions, strictly before the anchor, which has none yet. They are
+projected once, when they arrive, and do not go through the layers' input norms; the block's own are scratch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hedgerow.errors import InvalidRequest
+from hedgerow.model.config import ConfigError, DraftConfig
+from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
+from kernels.block_attention import block_attention
+from kernels.rmsnorm import rmsnorm
+from kernels.rope import inverse_frequencies, rope_halves, yarn_frequencies
+from kernels.swiglu import swiglu
+
+LEAST_CAPACITY = 64
+
+
+class LayerContext:
+    """Keys and values of one layer for a sequence's newest positions, room for a block behind them.
+
+    A sliding layer keeps the window - 1 positions that a later block can see; moving them to the front and growing are
+    amortised over the appends.
+    """
+
+    def __init__(self, kv_heads: int, head_dim: int, window: int | None, block: int) -> None:
+        self.keep = None if window is None else window - 1
+        self.block = block
+        self.length = 0
+        self.data = torch.empty(2, kv_heads, LEAST_CAPACITY, head_dim)  # keys, values
+
+    def append(self, kv: torch.Tensor) -> None:
+        """kv [2, kv heads, n, head_dim]."""
+        if self.keep is not None and kv.shape[2] > self.keep:
+            kv = kv[:, :, kv.shape[2] - self.keep :]
+            self.length = 0
+        self.reserve(kv.shape[2])
+        self.data[:, :, self.length : self.length + kv.shape[2]] = kv
+        self.length += kv.shape[2]
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for `rows` more and a block."""
+        kept = self.length if self.keep is None else min(self.length, max(0, self.keep - rows))
+        capacity = self.data.shape[2]
+        if self.length + rows + self.block <= capacity:
+            return
+        while kept + rows + self.block > (capacity if self.keep is None else capacity // 2):
+            capacity *= 2
+        old = self.data[:, :, self.length - kept : self.length]
+        if capacity == self.data.shape[2]:
+            old = old.clone()  # may overlap with its new place
+        else:
+            self.data = self.data.new_empty(*self.data.shape[:2], capacity, self.data.shape[3])
+        self.data[:, :, :kept] = old
+        self.length = kept
+
+    def with_block(self, kv: torch.Tensor) -> torch.Tensor:
+        """Context then block, [2, kv heads, length + block, head_dim]: the block is written behind, and not kept."""
+        end = self.length + self.block
+        self.data[:, :, self.length : end] = kv
+        return self.data[:, :, :end]
+
+
+class DraftState:
+    """A sequence's context: positions start .. end-1 have been appended."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        self.config = config
+        self.reset(0)
+
+    def reset(self, position: int) -> None:
+        """Forgets everything; the next features are those of `position`."""
+        c = self.config
+        self.start = self.end = position
+        self.layers = [LayerContext(c.num_key_value_heads, c.head_dim, w, c.block_size) for w in c.windows]
+
+
+@dataclass(frozen=True)
+class DraftLayer:
+    """Weights of one layer, [K, N]."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor  # [hidden, (heads + 2 kv heads) * head_dim]
+    qk_norm: torch.Tensor  # [heads + kv heads, head_dim]
+    o: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, number: int, c: DraftConfig) -> DraftLayer:
+        base, h, d = f"layers.{number}.", c.hidden_size, c.head_dim
+        q, kv = c.num_attention_heads, c.num_key_value_heads
+        attention = [(f"self_attn.{n}_proj", heads * d) for n, heads in (("q", q), ("k", kv), ("v", kv))]
+        mlp = [(f"mlp.{n}_proj", c.intermediate_size) for n in ("gate", "up")]
+        q_norm = checkpoint.weight(base + "self_attn.q_norm.weight", d)
+        k_norm = checkpoint.weight(base + "self_attn.k_norm.weight", d)
+        return cls(
+            input_norm=checkpoint.weight(base + "input_layernorm.weight", h),
+            qkv=torch.cat([checkpoint.weight(f"{base}{n}.weight", rows, h) for n, rows in attention]).T.contiguous(),
+            qk_norm=torch.cat([q_norm.expand(q, d), k_norm.expand(kv, d)]),
+            o=checkpoint.weight(base + "self_attn.o_proj.weight", h, q * d).T.contiguous(),
+            mlp_norm=checkpoint.weight(base + "post_attention_layernorm.weight", h),
+            gate_up=torch.cat([checkpoint.weight(f"{base}{n}.weight", rows, h) for n, rows in mlp]).T.contiguous(),
+            down=checkpoint.weight(base + "mlp.down_proj.weight", h, c.intermediate_size).T.contiguous(),
+        )
+
+
+class DFlashModel:
+    """Immutable once loaded; states belong to their callers. Not bit-invariant: a drafter cannot change the output.
+
+    `amplitude` multiplies cos and sin under YaRN. None: what the config says, as Hugging Face reads it
+    (`attention_factor`; else m(mscale) / m(mscale_all_dim); else 0.1 ln(factor) + 1). Published serving code disagrees on
+    this for Kimi's drafter (1.0 or 1.41589): measure the acceptance both ways.
+    """
+
+    def __init__(self, folder: Path, target_folder: Path, amplitude: float | None = None) -> None:
+        c = self.config = DraftConfig.from_folder(folder)
+        checkpoint = Checkpoint(folder)
+        borrowed = load_embedding_and_head(target_folder)
+        if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
+            limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
+            raise ConfigError(folder / "config.json", "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
+        self.embedding, self.head, self.target_head_hash = borrowed.embedding, borrowed.head.T, borrowed.hash
+        self.feature_layers, self.block_size = c.target_layer_ids, c.block_size
+        self.feature_width = len(c.target_layer_ids) * c.hidden_size
+        self.vocab_size = c.vocab_size
+        self.fc = checkpoint.weight("fc.weight", c.hidden_size, self.feature_width).T.contiguous()
+        self.hidden_norm = checkpoint.weight("hidden_norm.weight", c.hidden_size)
+        self.norm = checkpoint.weight("norm.weight", c.hidden_size)
+        self.layers = [DraftLayer.load(checkpoint, n, c) for n in range(c.num_hidden_layers)]
+        keys = c.num_attention_heads * c.head_dim
+        self.context_kv = torch.cat([layer.qkv[:, keys:] for layer in self.layers], 1).contiguous()
+        self.k_norms = torch.stack([layer.qk_norm[-1] for layer in self.layers]).unsqueeze(1)
+        self.cos, self.sin = rotary_tables(c, amplitude)
+        self.checkpoint_hash = checkpoint_hash(folder)
+        self._masks: dict[tuple[int, int, int], torch.Tensor | None] = {}
+
+    @classmethod
+    def load(cls, folder: Path, target_folder: Path, amplitude: float | None = None) -> DFlashModel:
+        """Raises ConfigError or CheckpointError."""
+        return cls(folder, target_folder, amplitude)
+
+    def new_state(self) -> DraftState:
+        """An empty context that starts at position 0."""
+        return DraftState(self.config)
+
+    @torch.inference_mode()
+    def append(self, state: DraftState, features: torch.Tensor, position: int) -> None:
+        """Appends features [n, feature_width] of positions position .. position+n-1; position is the state's end."""
+        c, n = self.config, len(features)
+        if position != state.end:
+            raise InvalidRequest("position", position, f"the end of the sequence's context, {state.end}")
+        if n == 0:
+            return
+        context = rmsnorm(features @ self.fc, self.hidden_norm, c.rms_norm_eps)
+        kv = (context @ self.context_kv).view(n, c.num_hidden_layers, 2, c.num_key_value_heads, c.head_dim)
+        at = slice(position, position + n)
+        keys = rmsnorm(kv[:, :, 0], self.k_norms, c.rms_norm_eps)
+        keys = rope_halves(keys, self.cos[at, None, None], self.sin[at, None, None])
+        both = torch.stack([keys, kv[:, :, 1]]).permute(2, 0, 3, 1, 4)  # [layers, 2, kv heads, n, head_dim]
+        for layer, new in zip(state.layers, both, strict=True):
+            layer.append(new)
+        state.end += n
+
+    @torch.inference_mode()
+    def hidden(self, states: Sequence[DraftState], anchors: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        """Normed states of rows 1.. of each block, [S, block_size - 1, hidden]. `states` are not changed."""
+        c, count = self.config, len(states)
+        for state, position in zip(states, positions, strict=True):
+            if state.end > position:
+                raise InvalidRequest("position", position, f"at least the end of its context, {state.end}")
+        tokens = torch.full((count, c.block_size), c.mask_token_id)
+        tokens[:, 0] = torch.tensor(anchors)
+        x = self.embedding.index_select(0, tokens.view(-1))
+        at = (torch.tensor(positions).unsqueeze(1) + torch.arange(c.block_size)).view(-1)
+        cos, sin = self.cos[at].unsqueeze(1), self.sin[at].unsqueeze(1)
+        for number, layer in enumerate(self.layers):
+            x = torch.addmm(x, self.attention(number, layer, x, states, positions, cos, sin), layer.o)
+            act = swiglu(rmsnorm(x, layer.mlp_norm, c.rms_norm_eps) @ layer.gate_up)
+            x = torch.addmm(x, act, layer.down)
+        return rmsnorm(x.view(count, c.block_size, -1)[:, 1:], self.norm, c.rms_norm_eps)
+
+    def draft(self, states: Sequence[DraftState], anchors: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        """Logits [S, block_size - 1, vocabulary] float32 for positions P+1 .. P+L of each sequence.
+
+        The anchor of a sequence stands at its position P; the context is what was appended, all before P.
+        """
+        with torch.inference_mode():
+            hidden = self.hidden(states, anchors, positions)
+            return (hidden.flatten(0, 1) @ self.head).view(len(states), self.block_size - 1, -1)
+
+    def attention(
+        self,
+        number: int,
+        layer: DraftLayer,
+        x: torch.Tensor,
+        states: Sequence[DraftState],
+        positions: Sequence[int],
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """Attention output [S * block, heads * head_dim] before o."""
+        c, block = self.config, self.block_size
+        heads, groups, d = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        qkv = (rmsnorm(x, layer.input_norm, c.rms_norm_eps) @ layer.qkv).view(len(x), heads + 2 * groups, d)
+        qk = rope_halves(rmsnorm(qkv[:, : heads + groups], layer.qk_norm, c.rms_norm_eps), cos, sin)
+        q = qk[:, :heads].view(len(states), block, groups, heads // groups, d).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        kv = torch.stack([qk[:, heads:], qkv[:, heads + groups :]], 1)
+        kv = kv.view(len(states), block, 2, groups, d).permute(0, 2, 3, 1, 4)
+        out = torch.empty_like(q)
+        for s, (state, position) in enumerate(zip(states, positions, strict=True)):
+            keys, values = state.layers[number].with_block(kv[s])
+            mask = self.mask(number, state.layers[number].length, position - state.end)
+            out[s] = block_attention(q[s], keys, values, mask)
+        return out.view(-1, groups, heads // groups, block, d).permute(0, 3, 1, 2, 4).reshape(len(x), heads * d)
+
+    def mask(self, number: int, context: int, gap: int) -> torch.Tensor | None:
+        """What a block sees of `context` positions that end `gap` before the anchor, and of itself; None: everything."""
+        c = self.config
+        window, causal = c.windows[number], c.causal[number]
+        if window is None and not causal:
+            return None
+        key = (number, context, gap)
+        if key not in self._masks:
+            if len(self._masks) > 4096:
+                self._masks.clear()
+            row = torch.arange(c.block_size).unsqueeze(1)
+            column = torch.cat([torch.arange(-context - gap, -gap), torch.arange(c.block_size)])
+            seen = torch.ones(c.block_size, len(column), dtype=torch.bool)
+            if causal:
+                seen &= column <= row
+            if window is not None:
+                seen &= (row - column).abs() < window
+            mask = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
+            self._masks[key] = mask.repeat(c.num_attention_heads // c.num_key_value_heads, 1)
+        return self._masks[key]
+
+
+def rotary_tables(c: DraftConfig, amplitude: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and [-sin, sin], [positions + block, head_dim]: a block may reach past the last position."""
+    yarn = c.rope.yarn
+    if yarn is None:
+        inverse, factor = inverse_frequencies(c.head_dim, c.rope.theta), 1.0
+    else:
+        inverse = yarn_frequencies(c.head_dim, c.rope.theta, yarn.factor, yarn.beta_fast, yarn.beta_slow, yarn.original)
+        factor = yarn.amplitude if amplitude is None else amplitude
+    angle = torch.arange(c.max_position_embeddings + c.block_size, dtype=torch.float32)[:, None] * inverse
+    cos, sin = angle.cos() * factor, angle.sin() * factor
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)

@@ -1,0 +1,69 @@
+"""Matrix products whose rows never depend on how many rows there are.
+
+    linear:          y[m, n] = sum_k x[m, k] w[k, n]  (+ residual[m, n])      x [M, K], w [K, N] -> y [M, N]
+    batched_linear:  y[b, m, n] = sum_k x[b, m, k] w[b, k, n]                 x [B, M, K], w [B, K, N] -> y [B, M, N]
+
+A BLAS picks its kernel by the row count M, so one row alone and the same row among seventeen differ in the last bits. A
+`RowLaw` says with which M a product may be called so that they do not: any M >= 4 where MKL honours its strict mode,
+tiles of exactly 16 rows elsewhere. The caller pads; a product with another M is our own mistake.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from kernels.dispatch import op
+
+TEST_SHAPES = [(4, 32, 96), (5, 160, 64), (17, 384, 288), (33, 128, 384)]  # (M, K, N)
+
+
+class RowLaw(NamedTuple):
+    """The row counts that products are called with: multiples of `tile`, `tile` rows a call; 0: any from `least` on."""
+
+    least: int
+    tile: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"tile-{self.tile}" if self.tile else f"min-{self.least}"
+
+    def padded(self, rows: int) -> int:
+        """The smallest lawful row count that holds `rows`."""
+        return -(-rows // self.tile) * self.tile if self.tile else max(self.least, rows)
+
+    def allows(self, rows: int) -> bool:
+        return rows % self.tile == 0 if self.tile else rows >= self.least
+
+
+MIN_4 = RowLaw(4)
+TILE_16 = RowLaw(16, 16)
+
+
+def pad_rows(x: torch.Tensor, rows: int, dim: int = 0) -> torch.Tensor:
+    """`x` with its first row repeated up to `rows` along `dim`; `x` itself where it has them."""
+    missing = rows - x.shape[dim]
+    if missing == 0:
+        return x
+    shape = list(x.shape)
+    shape[dim] = missing
+    return torch.cat([x, x.narrow(dim, 0, 1).expand(shape)], dim)
+
+
+@op
+def linear(x: torch.Tensor, w: torch.Tensor, law: RowLaw, residual: torch.Tensor | None = None) -> torch.Tensor:
+    assert law.allows(x.shape[0]), "pad the rows first"
+    if law.tile and x.shape[0] > law.tile:
+        y = torch.cat([torch.mm(part, w) for part in x.split(law.tile)])
+    else:
+        y = torch.mm(x, w)
+    return y if residual is None else y.add_(residual)
+
+
+@op
+def batched_linear(x: torch.Tensor, w: torch.Tensor, law: RowLaw) -> torch.Tensor:
+    assert law.allows(x.shape[1]), "pad the rows first"
+    if law.tile and x.shape[1] > law.tile:
+        return torch.cat([torch.bmm(part, w) for part in x.split(law.tile, 1)], 1)
+    return torch.bmm(x, w)
