@@ -1,0 +1,102 @@
+"""The server interceptor: every error leaves a service as one status, whatever the kind of method.
+
+- A HedgerowError becomes its status (`hedgerow.rpc.status`). An AioRpcError of a peer's call becomes what the peer
+  said. Anything else becomes INTERNAL with an id; what it was goes to the log under that id, never to the caller.
+- A CancelledError that the handler let out although its call was not cancelled would leave the client waiting for
+  ever (grpc/grpc#29248): it becomes INTERNAL too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from hedgerow.errors import HedgerowError, Internal
+from hedgerow.rpc import status
+from hedgerow.rpc.logs import get_log
+
+log = get_log(__name__)
+
+Handler = Callable[..., Any]
+Context = grpc.aio.ServicerContext[Any, Any]
+_KINDS = {
+    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+}
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
+    """Turns exceptions into statuses, for all four kinds of methods and both styles of streaming."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Wrap the method's handler; an unknown method stays unknown."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        kind, build = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
+        method, inner = str(handler_call_details.method), getattr(handler, kind)
+        guarded = _guard_generator(method, inner) if inspect.isasyncgenfunction(inner) else _guard(method, inner)
+        return build(guarded, handler.request_deserializer, handler.response_serializer)
+
+
+def _guard(method: str, inner: Handler) -> Handler:
+    async def call(request: Any, context: Context) -> Any:
+        try:
+            return await inner(request, context)
+        except (grpc.aio.AbortError, GeneratorExit):
+            raise
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the outermost frame of our code
+            await _abort(method, error, context)
+
+    return call
+
+
+def _guard_generator(method: str, inner: Handler) -> Handler:
+    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+        try:
+            # aclosing: a generator that is left in the middle must release what it holds now, not when collected.
+            async with aclosing(inner(request, context)) as answers:
+                async for answer in answers:
+                    yield answer
+        except (grpc.aio.AbortError, GeneratorExit):
+            raise
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the outermost frame of our code
+            await _abort(method, error, context)
+
+    return call
+
+
+async def _abort(method: str, error: BaseException, context: Context) -> NoReturn:
+    if isinstance(error, asyncio.CancelledError) and _is_cancelled(context):
+        raise error
+    wire = status.to_wire(_translate(method, error))
+    await context.abort(wire.code, wire.details, wire.trailers)
+    raise AssertionError("abort returned")
+
+
+def _is_cancelled(context: Context) -> bool:
+    task = asyncio.current_task()
+    return context.cancelled() or (task is not None and task.cancelling() > 0)
+
+
+def _translate(method: str, error: BaseException) -> HedgerowError:
+    if isinstance(error, HedgerowError):
+        return error
+    if isinstance(error, grpc.aio.AioRpcError):
+        return status.from_rpc_error(error)
+    error_id = secrets.token_hex(8)
+    log.error("a handler failed", exception=error, method=method, error_id=error_id)
+    return Internal(f"internal error {error_id}; the server's log has it", metadata={"error_id": error_id})

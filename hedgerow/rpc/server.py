@@ -1,0 +1,147 @@
+"""One way to run a service: bind, be healthy, say so, drain.
+
+class KvStoreConfig(ServerConfig): ...
+
+async def run(config: KvStoreConfig) -> None:
+    health = Health(["hedgerow.v1.KvStoreService"], {"redis": store.check})
+    await serve("kvstore", lambda server: add_KvStoreServiceServicer_to_server(servicer, server), config, health)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from hedgerow.rpc import reflection
+from hedgerow.rpc.channel import MESSAGE_LIMIT, MIB
+from hedgerow.rpc.config import ConfigError, variable_of
+from hedgerow.rpc.health import SERVICE as HEALTH_SERVICE
+from hedgerow.rpc.health import Health
+from hedgerow.rpc.interceptors import StatusInterceptor
+from hedgerow.rpc.logs import LEVELS, get_log
+
+# Handlers that ignore their cancellation may take this long after the grace before the process gives up on them.
+STUBBORN = 5.0
+log = get_log(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """What every service takes; a service's own configuration extends it."""
+
+    listen: str = field(default="127.0.0.1:0", metadata={"help": "address of the service; port 0 takes a free one"})
+    admin_listen: str = field(
+        default="127.0.0.1:0", metadata={"help": "address of health, reflection and channelz; port 0 takes a free one"}
+    )
+    grace: float = field(
+        default=10.0, metadata={"min": 0, "max": 3600, "help": "seconds that calls in flight have after SIGTERM"}
+    )
+    log_level: str = field(default="info", metadata={"choices": LEVELS, "help": "least severe event that is logged"})
+    message_limit: int = field(
+        default=MESSAGE_LIMIT, metadata={"min": MIB, "max": 1024 * MIB, "help": "bytes of the largest message"}
+    )
+    max_concurrent_rpcs: int = field(
+        default=4096, metadata={"min": 1, "max": 1_000_000, "help": "calls and streams open at once"}
+    )
+    public_reflection: bool = field(default=False, metadata={"help": "reflection on the service's port too"})
+
+
+async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: ServerConfig, health: Health) -> None:
+    """Run a service until SIGTERM or SIGINT; returns when it has drained.
+
+    Prints `ready <name> <port> admin=<port>` on stdout at the first SERVING. From the signal on: NOT_SERVING,
+    `health.draining` set, no new calls, `config.grace` seconds for those in flight, then they are cancelled. A second
+    signal ends the process at once. Raises ConfigError where a port cannot be bound.
+    """
+    stopping = _catch_signals()
+    public, admin = _new_server(config), _new_server(config)
+    register(public)
+    for server in (public, admin):
+        server.add_generic_rpc_handlers((health.handler(),))
+    names = (*health.services, HEALTH_SERVICE)
+    reflection.add_reflection(admin, names)
+    reflection.add_channelz(admin)
+    if config.public_reflection:
+        reflection.add_reflection(public, names)
+    port, admin_port = _bind(public, "listen", config.listen), _bind(admin, "admin_listen", config.admin_listen)
+    await public.start()
+    await admin.start()
+    health.start()
+    log.info("listening", name=name, port=port, admin=admin_port)
+    announce = asyncio.create_task(_announce(f"ready {name} {port} admin={admin_port}", health))
+    try:
+        await stopping.wait()
+    finally:
+        announce.cancel()
+        await _drain(public, admin, config.grace, health)
+
+
+def _catch_signals() -> asyncio.Event:
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+
+    def stop() -> None:
+        # The second signal gets the default action, which works even where the loop hangs.
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+        stopping.set()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop)
+    return stopping
+
+
+async def _announce(line: str, health: Health) -> None:
+    await health.wait_serving()
+    if health.serving:
+        print(line, flush=True)
+
+
+async def _drain(public: grpc.aio.Server, admin: grpc.aio.Server, grace: float, health: Health) -> None:
+    log.info("draining", grace=grace)
+    health.drain()  # before anything closes, so that balancers and watchers know first
+    try:
+        await asyncio.wait_for(public.stop(grace), grace + STUBBORN)
+    except TimeoutError:
+        log.warning("calls did not end when cancelled", waited=grace + STUBBORN)
+    await admin.stop(0)  # last: an operator may look at a drain that takes long
+    await health.stop()
+    log.info("stopped")
+
+
+def _new_server(config: ServerConfig) -> grpc.aio.Server:
+    return grpc.aio.server(
+        interceptors=(StatusInterceptor(),),
+        options=_options(config),
+        maximum_concurrent_rpcs=config.max_concurrent_rpcs,
+    )
+
+
+def _options(config: ServerConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_send_message_length", config.message_limit),
+        ("grpc.max_receive_message_length", config.message_limit),
+        ("grpc.max_concurrent_streams", config.max_concurrent_rpcs),
+        # Two processes on one port would share its connections silently; a taken port must fail.
+        ("grpc.so_reuseport", 0),
+        # Find clients that vanished without a FIN within 30 s.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # What clients may send: `grpc.http2.min_recv_ping_interval_without_data_ms`, often seen, does not exist in
+        # gRPC Core and is silently ignored; this is its name. Without it long quiet calls die of "too many pings".
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def _bind(server: grpc.aio.Server, field_name: str, address: str) -> int:
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(variable_of(field_name), repr(address), f"cannot listen there: {error}") from error
