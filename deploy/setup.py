@@ -95,7 +95,7 @@ def make_venv() -> None:
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file is what an older Python runs first
         sys.exit(f"setup: Python 3.11 or newer is needed, this is {platform.python_version()}; try PYTHON=python3.12")
     level = sys.argv[1] if len(sys.argv) > 1 else "run"
     if level not in EXTRAS:
@@ -113,6 +113,9 @@ def main() -> None:
         sys.exit("setup: pip failed; its last lines are above")
     # dflash pins another transformers for its extras; the parity tests need its model code alone.
     if level == "dev" and not pip("--no-deps", "dflash==0.1.0"):
+        sys.exit("setup: pip failed; its last lines are above")
+    # the `hedgerow` command, from the checkout
+    if not pip("--no-deps", "--editable", "."):
         sys.exit("setup: pip failed; its last lines are above")
     (VENV / f".hedgerow-{level}").write_text(wanted(level))
     say(f"done in {time.monotonic() - started:.0f} s")

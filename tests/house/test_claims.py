@@ -1,0 +1,48 @@
+"""docs/claims.md: every row has a command that exists, a result and a date."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rows() -> list[list[str]]:
+    lines = (ROOT / "docs" / "claims.md").read_text().splitlines()
+    table = [line for line in lines if line.startswith("|") and not re.match(r"\|[\s|:-]+\|$", line)]
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in table
+        if not line.startswith("| Claim")
+    ]
+
+
+def test_there_are_claims() -> None:
+    assert len(rows()) >= 10
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0][:60])
+def test_a_claim_has_a_command_that_exists(row: list[str]) -> None:
+    assert len(row) == 5, f"claim, command, last result, machine, date: {row}"
+    claim, command, result, machine, date = row
+    assert all((claim, result, machine)), row
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", date), row
+    for code in re.findall(r"`([^`]+)`", command):
+        words = code.split()
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), code
+        for path in re.findall(r"[\w/.-]+\.(?:py|jsonl?|md|sh)", code):
+            assert (ROOT / path.split("::")[0]).exists(), f"{code}: no {path}"
+        module = re.search(r"-m (bench[\w.]*|models[\w.]*)", code)
+        if module:
+            assert (ROOT / (module.group(1).replace(".", "/") + ".py")).exists(), code
+    assert re.search(r"`[^`]+`", command), f"no command: {row}"
+
+
+def test_readme_figures_have_rows() -> None:
+    """A headline figure in the README names docs/claims.md."""
+    readme = (ROOT / "README.md").read_text()
+    assert "docs/claims.md" in readme
