@@ -1,0 +1,51 @@
+"""The engine's limits, fixed at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hedgerow.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Limits of one VerifierEngine. Raises InvalidRequest with the field, the value and the limit.
+
+    `pages` None: enough for one full context and for `max_sequences` sequences of a quarter of it.
+    `max_context` None: the model's own.
+    """
+
+    max_sequences: int = 32  # in the running batch
+    max_waiting: int = 256  # behind it; one more is refused with Overloaded
+    pages: int | None = None  # of the latent cache
+    prefill_rows: int = 256  # prompt and replay rows in one step, all sequences together
+    max_budget: int = 63
+    default_budget: int = 8  # of a start that names none
+    max_context: int | None = None  # tokens of prompt and output together
+    run_ahead: int = 512  # emitted tokens beyond the committed offset at which a sequence is held
+    replay_rows: int = 64  # of one forced chain
+    feature_ring: int = 2048  # positions a sequence whose features are kept for the drafter
+    feature_rows: int = 1024  # feature rows in one draft request, all sequences together
+
+    def __post_init__(self) -> None:
+        for field, least in _LEAST.items():
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise InvalidRequest(field, value, f"at least {least}")
+        if self.default_budget > self.max_budget:
+            raise InvalidRequest("default_budget", self.default_budget, f"at most max_budget, {self.max_budget}")
+
+
+_LEAST = {
+    "max_sequences": 1,
+    "max_waiting": 0,
+    "pages": 1,
+    "prefill_rows": 1,
+    "max_budget": 0,
+    "default_budget": 0,
+    "max_context": 2,
+    "run_ahead": 1,
+    "replay_rows": 1,
+    "feature_ring": 1,
+    "feature_rows": 1,
+}

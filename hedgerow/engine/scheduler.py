@@ -1,0 +1,125 @@
+"""Which sequences run in the next step, and with how many rows.
+
+Continuous batching: a sequence joins between two steps and leaves after the one that ends it. Decoding sequences take
+part in every step; prompts and replays share `prefill_rows` rows beside them, so that a long prompt delays a decoding
+sequence by one chunk a step and never by more.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from typing import NamedTuple
+
+from hedgerow.engine.config import EngineConfig
+from hedgerow.engine.kv_cache import PagePool
+from hedgerow.engine.sequence import AttachedSequence, Phase
+from hedgerow.engine.types import Finish
+
+
+class Work(NamedTuple):
+    """One sequence's part in a step."""
+
+    sequence: AttachedSequence
+    phase: Phase
+    prefix: int  # positions already in the cache
+    rows: int  # prompt or replay rows; the anchor's one row in DECODING
+    budget: int  # most nodes of the tree below the anchor; 0: plain
+    offset: int  # output tokens before the step
+
+
+class Scheduler:
+    """The running batch and the waiting queue. Not safe for use by several threads at once.
+
+    Admission is in order (priority, then first come) and by the worst case: a sequence runs once `slots` of it fit
+    into pages that nobody holds. So a running sequence never waits for memory, and whoever is first in the queue gets
+    the next pages that are freed; nothing overtakes it.
+    """
+
+    def __init__(self, config: EngineConfig, pool: PagePool) -> None:
+        self.config, self.pool = config, pool
+        self.waiting: list[AttachedSequence] = []  # sorted by `order`
+        self.running: list[AttachedSequence] = []
+        self._pace = 1.0  # seconds between two ends of sequences, smoothed
+        self._last_end: float | None = None
+
+    @property
+    def free_places(self) -> int:
+        return self.config.max_sequences - len(self.running)
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds after which a place in the queue is likely to be free."""
+        return min(max(self._pace, 0.1), 30.0)
+
+    def add(self, sequence: AttachedSequence) -> None:
+        bisect.insort(self.waiting, sequence, key=lambda item: item.order)
+
+    def remove(self, sequence: AttachedSequence) -> None:
+        """Takes the sequence out, wherever it is, and frees its pages."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._note_end(time.monotonic())
+        else:
+            self.waiting.remove(sequence)
+        self.pool.release(sequence.pages)
+        sequence.pages = ()
+
+    def ready(self) -> bool:
+        """Whether `schedule` would give any work."""
+        return self._admissible() or any(not self._held(sequence) for sequence in self.running)
+
+    def schedule(self) -> list[Work]:
+        """Admits what fits, then the next step's work; decoding sequences first."""
+        while self._admissible():
+            sequence = self.waiting.pop(0)
+            pages = self.pool.reserve(self.pool.pages_for(sequence.slots))
+            assert pages is not None, "admissible and not admitted"
+            sequence.pages = pages
+            self.running.append(sequence)
+        decoding = [self._decode(s) for s in self.running if s.phase is Phase.DECODING and not self._held(s)]
+        return decoding + self._chunks()
+
+    def check(self) -> None:
+        """InvariantViolation unless the pool's counts are those of the sequences here."""
+        self.pool.check(sequence.pages for sequence in self.running)
+
+    def _admissible(self) -> bool:
+        return (
+            bool(self.waiting) and self.free_places > 0 and self.pool.pages_for(self.waiting[0].slots) <= self.pool.free
+        )
+
+    def _held(self, sequence: AttachedSequence) -> bool:
+        """A store that does not acknowledge must not be buried: the sequence pauses, its pages stay."""
+        return sequence.run_ahead() >= self.config.run_ahead
+
+    def _decode(self, sequence: AttachedSequence) -> Work:
+        # the last token needs no tree: its row alone draws it
+        budget = sequence.budget if sequence.remaining > 1 else 0
+        return Work(sequence, Phase.DECODING, sequence.cached, 1, budget, len(sequence.output))
+
+    def _chunks(self) -> list[Work]:
+        """Prompt chunks and replay chains, in the queue's order, within `prefill_rows`."""
+        left, works = self.config.prefill_rows, []
+        behind = [s for s in self.running if s.phase in (Phase.PREFILLING, Phase.REPLAYING)]
+        for sequence in sorted(behind, key=lambda item: item.order):
+            phase, prompt = sequence.phase, len(sequence.start.prompt)
+            if phase is Phase.PREFILLING:
+                rows = min(prompt - sequence.cached, left)
+            else:
+                rows = min(sequence.anchor_position - sequence.cached, self.config.replay_rows, left)
+            if rows == 0:
+                break
+            left -= rows
+            works.append(Work(sequence, phase, sequence.cached, rows, 0, len(sequence.output)))
+        return works
+
+    def _note_end(self, now: float) -> None:
+        if self._last_end is not None:
+            self._pace += 0.2 * (now - self._last_end - self._pace)
+        self._last_end = now
+
+
+def expired(sequence: AttachedSequence, now: float) -> bool:
+    """Whether the sequence's deadline has passed."""
+    return sequence.start.deadline is not None and now >= sequence.start.deadline and sequence.finish is Finish.NONE

@@ -1,0 +1,131 @@
+"""State of one sequence that is attached to this engine."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import torch
+
+from hedgerow.engine.features import FeatureRing
+from hedgerow.engine.stops import Stop, StopWatch
+from hedgerow.engine.tree import TreeConfig
+from hedgerow.engine.types import Finish, Start, StepStats, Update, UsageCount
+
+
+class Phase(enum.Enum):
+    """What the next rows of a sequence are."""
+
+    WAITING = "waiting"  # for pages
+    PREFILLING = "prefilling"  # prompt positions, path P
+    REPLAYING = "replaying"  # output that was committed before, as forced chains, path D
+    DECODING = "decoding"  # the anchor and its tree, path D
+    FINISHED = "finished"
+
+
+class AttachedSequence:
+    """One attachment of a session: prompt, output, and how far the cache has got.
+
+    `output` only grows, a step's tokens at a time, and is never copied. `cached` counts the positions whose latents are
+    final in the cache; the phase follows from it. In DECODING the last output token is at `cached`.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        start: Start,
+        budget: int,
+        ring: int,
+        vocabulary: Sequence[bytes],
+        eos: frozenset[int],
+    ) -> None:
+        self.number, self.start, self.budget = number, start, budget
+        self.pair = (start.epoch, start.attempt)
+        self.output = list(start.committed)
+        self.committed = len(start.committed)  # output tokens that the store has acknowledged
+        self.cached = 0
+        self.pages: tuple[int, ...] = ()
+        self.features = FeatureRing(ring) if budget else None
+        self.finish = Finish.NONE
+        self._watch = StopWatch(start.sampling, vocabulary, eos)
+        self.stop: Stop | None = None
+        for token in start.committed:
+            self.stop = self.stop or self._watch.feed(token)
+        self.steps = self.draft_tokens = self.accepted_draft_tokens = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts sequences: larger priority first, then first come, first served."""
+        return (-self.start.priority, self.number)
+
+    @property
+    def phase(self) -> Phase:
+        if self.finish:
+            return Phase.FINISHED
+        if not self.pages:
+            return Phase.WAITING
+        if self.cached < len(self.start.prompt):
+            return Phase.PREFILLING
+        return Phase.DECODING if self.cached == self.anchor_position else Phase.REPLAYING
+
+    @property
+    def anchor_position(self) -> int:
+        """Position of the last output token."""
+        return len(self.start.prompt) + len(self.output) - 1
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.start.sampling.max_tokens - len(self.output)
+
+    @property
+    def slots(self) -> int:
+        """Cache slots that the sequence can need at most: at the last anchor but one, with a whole tree below."""
+        last_anchor = len(self.start.prompt) + self.start.sampling.max_tokens - 2
+        return last_anchor + TreeConfig(self.budget).q_len
+
+    def run_ahead(self) -> int:
+        """Emitted tokens that the store has not acknowledged."""
+        return len(self.output) - self.committed
+
+    def truncate(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens up to and including the one that ends the sequence; `stop` then says why. Fed once each."""
+        for count, token in enumerate(tokens, 1):
+            self.stop = self._watch.feed(token)
+            if self.stop is not None:
+                return list(tokens[:count])
+        return list(tokens)
+
+    def keep(self, features: torch.Tensor) -> None:
+        """Takes the features [n, width] of the next n positions, which are now final in the cache."""
+        self.cached += len(features)
+        if self.features is not None:
+            self.features.put(features)
+
+    def update(self, offset: int, stats: StepStats | None = None, error: Exception | None = None) -> Update:
+        """What to tell the owner: the output from `offset` on and, if the sequence has ended, how and at what cost."""
+        ended = self.finish is not Finish.NONE
+        stop = self.stop if ended and self.stop is not None and self.finish is self.stop.finish else None
+        return Update(
+            owner=self.start.owner,
+            session_id=self.start.session_id,
+            epoch=self.start.epoch,
+            attempt=self.start.attempt,
+            offset=offset,
+            tokens=tuple(self.output[offset:]),
+            finish=self.finish,
+            matched_stop=stop.string if stop else "",
+            matched_token=stop.token if stop else None,
+            usage=self.usage() if ended else None,
+            stats=stats,
+            error=error,
+        )
+
+    def usage(self) -> UsageCount:
+        return UsageCount(
+            prompt_tokens=len(self.start.prompt),
+            completion_tokens=len(self.output),
+            steps=self.steps,
+            draft_tokens=self.draft_tokens,
+            accepted_draft_tokens=self.accepted_draft_tokens,
+        )

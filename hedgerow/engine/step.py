@@ -1,0 +1,49 @@
+"""One step of the whole running batch, as the design reads: plan, draft, verify."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import Protocol
+
+from hedgerow.engine.drafter import DrafterEngine
+from hedgerow.engine.types import DraftAnswer, DraftBatch, StepResult
+from hedgerow.engine.verifier import VerifierEngine
+
+
+class Drafter(Protocol):
+    """Whoever proposes trees: a service across the network, or an engine in this process."""
+
+    async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
+        """One step's trees; None where there is no drafter or it is too late. Raises nothing."""
+
+
+class LocalDrafter:
+    """A DrafterEngine in this process, for tests and benches."""
+
+    def __init__(self, engine: DrafterEngine) -> None:
+        self.engine = engine
+
+    async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
+        return self.engine.draft(batch)
+
+
+class NoDrafter:
+    """No drafter: every sequence decodes plainly."""
+
+    async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
+        return None
+
+
+async def step(engine: VerifierEngine, drafter: Drafter, worker: Executor | None = None) -> StepResult | None:
+    """Runs the next step; None when there is nothing to do.
+
+    The forward pass blocks: with a `worker` (one thread) the event loop stays free for what arrives meanwhile.
+    """
+    plan = engine.plan()
+    if plan is None:
+        return None
+    answer = await drafter.draft(plan.draft) if plan.draft.works or plan.draft.release else None
+    if worker is None:
+        return engine.verify(plan, answer)
+    return await asyncio.get_running_loop().run_in_executor(worker, engine.verify, plan, answer)
