@@ -1,0 +1,138 @@
+"""Kimi's tokenizer: byte-level BPE over `tiktoken.model`, and 256 special tokens above its ranks.
+
+Text is always encoded as text: a special token's name inside it becomes ordinary tokens. Special tokens enter a prompt
+as ids only, from the chat template or from a caller who sends ids.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tiktoken
+
+from hedgerow.errors import HedgerowError
+
+SPECIAL_TOKENS = 256
+# Words are cut as o200k cuts them, but runs of Han characters stand alone; classes intersect (fancy-regex's `&&`).
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+SPLIT = "|".join(
+    (
+        r"[\p{Han}]+",
+        f"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTION}",
+        f"{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTION}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+# The published tokenizer cuts long text at these lengths before it splits; equal ids need equal cuts. The second one
+# also bounds the regular expression's backtracking and the merge of a single piece.
+CHUNK, RUN = 400_000, 25_000
+_LONG_RUN = re.compile(rf"\s{{{RUN + 1},}}|\S{{{RUN + 1},}}")
+
+
+class TokenizerError(HedgerowError):
+    """The file `path` of a model folder cannot be used because of `why`."""
+
+    reason: ClassVar[str] = "INVALID_CONFIG"
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}", metadata={"path": path, "why": why})
+
+
+class Tokenizer:
+    """Text to ids, and the bytes of each id.
+
+    `pieces[id]` are the bytes that a reader sees: empty for control tokens, the name of a token that is part of the
+    text although it is atomic (`<think>`, the tool-call markers).
+    """
+
+    def __init__(self, ranks: Mapping[bytes, int], special: Mapping[str, int], hidden: frozenset[int]) -> None:
+        self._encoding = tiktoken.Encoding(
+            "kimi", pat_str=SPLIT, mergeable_ranks=dict(ranks), special_tokens={}, explicit_n_vocab=len(ranks)
+        )
+        self._special = dict(special)
+        self.special_names = tuple(special)
+        self.vocab_size = len(ranks) + SPECIAL_TOKENS
+        pieces = [b""] * self.vocab_size
+        for piece, rank in ranks.items():
+            pieces[rank] = piece
+        for name, token in special.items():
+            pieces[token] = b"" if token in hidden else name.encode()
+        self.pieces: Sequence[bytes] = pieces
+        self.longest_piece = max(map(len, ranks))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Read `tiktoken.model` and `tokenizer_config.json`. Raises TokenizerError with the file and what is wrong."""
+        ranks = _read_ranks(folder / "tiktoken.model")
+        path = folder / "tokenizer_config.json"
+        special: dict[str, int] = {}
+        hidden = set(range(len(ranks), len(ranks) + SPECIAL_TOKENS))
+        for number, entry in read_json(path).get("added_tokens_decoder", {}).items():
+            token = int(number)
+            if not len(ranks) <= token < len(ranks) + SPECIAL_TOKENS:
+                raise TokenizerError(path, f"added token {token} is not among the {SPECIAL_TOKENS} above the ranks")
+            special[str(entry["content"])] = token
+            if not entry["special"]:
+                hidden.discard(token)
+        return cls(ranks, special, frozenset(hidden))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`. Never a special token. Releases the GIL for most of its time."""
+        if len(text) <= RUN:
+            return self._encoding.encode_ordinary(text)
+        return [token for part in _cut(text) for token in self._encoding.encode_ordinary(part)]
+
+    def special(self, name: str) -> int:
+        """The id of the special token `name`. Raises KeyError."""
+        return self._special[name]
+
+
+def _cut(text: str) -> Iterator[str]:
+    for start in range(0, len(text), CHUNK):
+        chunk, at = text[start : start + CHUNK], 0
+        for run in _LONG_RUN.finditer(chunk):
+            for border in range(run.start() + RUN, run.end(), RUN):
+                yield chunk[at:border]
+                at = border
+        yield chunk[at:]
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    try:
+        lines = path.read_bytes().splitlines()
+        ranks = {base64.b64decode(piece, validate=True): int(rank) for piece, rank in (line.split() for line in lines)}
+    except OSError as error:
+        raise TokenizerError(path, error.strerror or str(error)) from error
+    except (ValueError, binascii.Error) as error:
+        raise TokenizerError(path, f"not lines of base64 and rank: {error}") from error
+    if sorted(ranks.values()) != list(range(len(lines))):
+        raise TokenizerError(path, "ranks are not contiguous from 0, or a piece occurs twice")
+    if not all(bytes([byte]) in ranks for byte in range(256)):
+        raise TokenizerError(path, "not every single byte has a rank")
+    return ranks
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder. Raises TokenizerError."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise TokenizerError(path, error.strerror or str(error)) from error
+    except ValueError as error:
+        raise TokenizerError(path, f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(path, "not a JSON object")
+    return value
