@@ -1,0 +1,158 @@
+"""What travels between a session, its verifier and its store. Plain data: protobuf stays in convert.py and peers.py.
+
+Field names, units and limits are those of protos/hedgerow/v1, where each is explained.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hedgerow.errors import HedgerowError
+from services.gateway.types import Finish, Record, Trace
+
+
+class AppendStatus(enum.IntEnum):
+    """How an append ended; the numbers are those of hedgerow.v1.AppendStatus."""
+
+    UNSPECIFIED = 0
+    OK = 1
+    FENCED = 2
+    GAP = 3
+    DIGEST_MISMATCH = 4
+    CONFLICT = 5
+    FINISHED = 6
+    NOT_FOUND = 7
+    GONE = 8
+    FORGOTTEN = 9
+    UNAVAILABLE = 10
+
+
+class Usage(NamedTuple):
+    """What a session cost."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    steps: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+
+
+class StepStats(NamedTuple):
+    """One step of one sequence."""
+
+    step_id: int
+    budget: int
+    tree_nodes: int
+    accepted: int
+    emitted: int
+    batch_sequences: int
+    batch_rows: int
+    tree_parents: Sequence[int] = ()
+    tree_tokens: Sequence[int] = ()
+
+
+class Timings(NamedTuple):
+    """Where the time of a step or a session went, in nanoseconds."""
+
+    queue_ns: int = 0
+    prefill_ns: int = 0
+    draft_ns: int = 0
+    verify_ns: int = 0
+    accept_ns: int = 0
+    commit_ns: int = 0
+    total_ns: int = 0
+    step_end_unix_ns: int = 0
+
+
+class Start(NamedTuple):
+    """One attachment of a session to a verifier."""
+
+    record: Record
+    epoch: int
+    attempt: int
+    committed: Sequence[int]
+    digest: bytes  # at the end of `committed`
+    priority: int
+    deadline_ms: int  # from now; 0: none
+    trace: Trace
+    return_trees: bool
+
+
+class Update(NamedTuple):
+    """What a step of the verifier did for one session."""
+
+    session_id: str
+    epoch: int
+    attempt: int
+    offset: int
+    tokens: Sequence[int]
+    finish: Finish = Finish.NONE
+    matched_stop: str = ""
+    matched_token: int | None = None
+    usage: Usage | None = None
+    stats: StepStats | None = None
+    timings: Timings | None = None  # of the session, with the last update
+    error: HedgerowError | None = None
+
+
+class End(NamedTuple):
+    """How a session ended."""
+
+    reason: Finish
+    usage: Usage
+    matched_stop: str = ""
+    matched_token: int | None = None
+
+
+class Append(NamedTuple):
+    """One session's part of a step's append."""
+
+    session_id: str
+    epoch: int
+    birth: bytes
+    offset: int
+    tokens: Sequence[int]
+    before: bytes
+    after: bytes
+    end: End | None = None
+    steps: Sequence[StepStats] = ()
+
+
+class State(NamedTuple):
+    """What the store holds of a session."""
+
+    epoch: int = 0
+    owner: bytes = b""
+    length: int = 0
+    digest: bytes = b""
+    finish: Finish = Finish.NONE
+    usage: Usage = Usage()
+    cancel_marked: bool = False
+    matched_stop: str = ""
+    matched_token: int | None = None
+
+
+class Appended(NamedTuple):
+    """The store's answer to one Append."""
+
+    session_id: str
+    status: AppendStatus
+    state: State
+
+
+class Created(NamedTuple):
+    """The store's answer to a new session: its first epoch, or what is there already."""
+
+    epoch: int
+    existing: State | None = None
+
+
+class Stored(NamedTuple):
+    """A session as the store has it."""
+
+    record: Record
+    state: State
+    tokens: Sequence[int]

@@ -1,0 +1,219 @@
+"""A session as its owner holds it: what came from the verifier, what the store has, what readers may see.
+
+Nothing here does I/O or waits: methods take what happened and give what is to be sent. `table.py` moves the messages.
+
+    tokens   0 ........ acked ........ len(tokens)
+             released   on its way to
+             to readers the store
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hedgerow.errors import Fenced, HedgerowError, InvariantViolation
+from services.gateway import digest
+from services.gateway.messages import Append, End, State, StepStats, Stored, Timings, Update, Usage
+from services.gateway.types import Finish, Record, Trace
+
+# A reader that comes late or reads slowly is given this many tokens at a time.
+PIECE_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a session was asked to do beside its record. `deadline` is on the table's clock, None: there is none."""
+
+    priority: int = 0
+    deadline: float | None = None
+    trace: Trace = field(default_factory=Trace)
+    return_steps: bool = False
+    return_trees: bool = False
+
+
+class Gap(Exception):
+    """An update is ahead of what came before it."""
+
+
+@dataclass
+class Note:
+    """Statistics of one step, for readers who asked. `end` is the offset after the step's tokens."""
+
+    end: int
+    stats: StepStats
+    timings: Timings
+    commit_ns: int = 0
+
+
+class _Unacked(NamedTuple):
+    """An append on its way to the store."""
+
+    length: int
+    digest: bytes
+    final: bool
+    sent_ns: int
+    note: Note | None
+
+
+class Piece(NamedTuple):
+    """Committed tokens that a reader has not had. `last`: the session is over after them."""
+
+    offset: int
+    tokens: Sequence[int]
+    digest: bytes  # after them
+    notes: Sequence[Note]
+    last: bool
+
+
+class Session:
+    """One durable generation. `end` is set when the end is decided, `done` when the store has it or there is no hope.
+
+    `error`, where set, is what readers get in place of an end.
+    """
+
+    def __init__(self, record: Record, epoch: int = 0, options: Options = Options()) -> None:
+        self.record, self.epoch, self.options = record, epoch, options
+        self.id = record.session_id
+        self.attempt = 0
+        self.tokens = array("I")
+        self.first_digest = self.digest = self.acked_digest = digest.first(record.session_id, record.prompt)
+        self.acked = 0
+        self.told = 0  # the committed offset that the verifier knows of
+        self.held_since: float | None = None  # since when it is told less than it could be, for a slow reader
+        self.end: End | None = None
+        self.done = False
+        self.error: HedgerowError | None = None
+        self.timings: Timings | None = None
+        self.notes: list[Note] = []
+        self.readers: set[Reader] = set()
+        self._unacked: deque[_Unacked] = deque()
+        self._steps = self._draft_tokens = self._accepted = 0
+
+    @classmethod
+    def ended(cls, stored: Stored) -> Session:
+        """A session that is over, for readers that come after its end."""
+        session = cls(stored.record, stored.state.epoch)
+        session.tokens.extend(stored.tokens)
+        session.acked, session.acked_digest = len(session.tokens), stored.state.digest
+        session.end, session.done = _recorded_end(stored.state), True
+        return session
+
+    def extend(self, update: Update, timings: Timings, now_ns: int) -> Append | None:
+        """Take an update of the current attempt; gives what is to be appended, None where nothing is new.
+
+        Raises Gap where it is ahead, InvariantViolation where it has a different token at a known offset.
+        """
+        known = len(self.tokens) - update.offset
+        if known < 0:
+            raise Gap
+        overlap = update.tokens[:known]
+        if self.tokens[update.offset : update.offset + len(overlap)] != array("I", overlap):
+            raise InvariantViolation(f"session {self.id}: the verifier changed a token at or after {update.offset}")
+        fresh = update.tokens[known:]
+        if not fresh and not update.finish:
+            return None
+        self._count(update.stats, bool(fresh))
+        self.error, self.timings = update.error, update.timings
+        end = None
+        if update.finish:
+            usage = update.usage or self.usage(len(self.tokens) + len(fresh))
+            end = End(update.finish, usage, update.matched_stop, update.matched_token)
+        stats = update.stats if self.options.return_steps else None
+        note = Note(len(self.tokens) + len(fresh), stats, timings) if stats else None
+        return self._append(fresh, end, note, now_ns)
+
+    def close(self, reason: Finish, now_ns: int, error: HedgerowError | None = None) -> Append:
+        """End the session where it stands; gives the append that records it."""
+        assert self.end is None, "a session ends once"
+        self.error = error
+        return self._append((), End(reason, self.usage(len(self.tokens))), None, now_ns)
+
+    def acknowledge(self, now_ns: int) -> None:
+        """The store has the oldest append that it had not; readers may see it."""
+        append = self._unacked.popleft()
+        self.acked, self.acked_digest, self.done = append.length, append.digest, append.final
+        if append.note:
+            append.note.commit_ns = now_ns - append.sent_ns
+        self.wake()
+
+    def adopt(self, state: State) -> None:
+        """The store says that the session has ended; that end counts, at what is committed."""
+        self.end, self.error = _recorded_end(state), None
+        if state.length != self.acked:
+            self.error = Fenced(self.id, self.epoch, state.epoch)
+        self._stop()
+
+    def fail(self, error: HedgerowError) -> None:
+        """End without a record of it: readers get what is committed, then `error`."""
+        self.end = self.end or End(Finish.ERROR, self.usage(self.acked))
+        self.error = error
+        self._stop()
+
+    def usage(self, completion_tokens: int) -> Usage:
+        """What the session cost as far as this gateway saw it."""
+        prompt = len(self.record.prompt)
+        return Usage(prompt, completion_tokens, 0, self._steps, self._draft_tokens, self._accepted)
+
+    def wake(self) -> None:
+        """Tell the readers that there may be something."""
+        for reader in self.readers:
+            reader.wake()
+
+    def _append(self, fresh: Sequence[int], end: End | None, note: Note | None, now_ns: int) -> Append:
+        offset, before = len(self.tokens), self.digest
+        self.tokens.extend(fresh)
+        self.digest = digest.extend(before, fresh)
+        self.end = end
+        if note:
+            self.notes.append(note)
+        self._unacked.append(_Unacked(len(self.tokens), self.digest, end is not None, now_ns, note))
+        steps = (note.stats,) if note else ()
+        return Append(self.id, self.epoch, self.record.birth, offset, fresh, before, self.digest, end, steps)
+
+    def _count(self, stats: StepStats | None, emitted: bool) -> None:
+        self._steps += emitted
+        if stats and emitted:
+            self._draft_tokens += stats.tree_nodes
+            self._accepted += min(stats.accepted, stats.emitted)
+
+    def _stop(self) -> None:
+        self.done = True
+        self._unacked.clear()
+        self.wake()
+
+
+class Reader:
+    """One client's place in a session. `wake` is called when `take` may have something; `taken` after each take."""
+
+    def __init__(self, session: Session, wake: Callable[[], None], taken: Callable[[Session], None]) -> None:
+        self.session, self.wake, self._taken = session, wake, taken
+        self.cursor = 0
+        self._digest = session.first_digest
+        self._note = 0
+
+    def take(self) -> Piece | None:
+        """What is committed and not yet taken, in one piece however many steps it took; None: nothing yet."""
+        session, begin = self.session, self.cursor
+        end = min(session.acked, begin + PIECE_TOKENS)
+        last = session.done and end == session.acked
+        if end == begin and not last:
+            return None
+        tokens = session.tokens[begin:end]
+        self._digest = session.acked_digest if end == session.acked else digest.extend(self._digest, tokens)
+        self.cursor = end
+        self._taken(session)
+        return Piece(begin, tokens, self._digest, self._take_notes(end), last)
+
+    def _take_notes(self, end: int) -> Sequence[Note]:
+        notes, begin = self.session.notes, self._note
+        while self._note < len(notes) and notes[self._note].end <= end:
+            self._note += 1
+        return notes[begin : self._note]
+
+
+def _recorded_end(state: State) -> End:
+    return End(state.finish, state.usage, state.matched_stop, state.matched_token)

@@ -1,0 +1,208 @@
+"""The running sessions of one gateway, between their verifier and their store.
+
+One message per step and hop: a step's updates become one append, an append's answers one message of committed offsets.
+Nothing is released to a reader before the store has it. Single-threaded and without waiting: whoever calls brings what
+happened, and what is to be sent goes out through two small protocols.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hedgerow.errors import Fenced, HedgerowError, InvariantViolation, LostSuffix, Overloaded, Unavailable
+from services.gateway.messages import Append, Appended, AppendStatus, Start, Timings, Update
+from services.gateway.session import Gap, Options, Reader, Session
+from services.gateway.types import Finish, Record
+
+# A verifier whose updates never fit is broken; attaching again and again would hide it.
+MAX_ATTEMPTS = 8
+
+
+class Engine(Protocol):
+    """The verifier as a session sees it. Calls only enqueue; what is enqueued together may travel together."""
+
+    def start(self, start: Start) -> None:
+        """Begin, or go on, under a new attempt."""
+
+    def cancel(self, session_id: str, epoch: int, attempt: int) -> None:
+        """Stop computing."""
+
+    def committed(self, session_id: str, epoch: int, attempt: int, offset: int) -> None:
+        """The store has everything below `offset`, and so much may be forgotten."""
+
+
+class Store(Protocol):
+    """The commit log as a session sees it."""
+
+    def append(self, entries: Sequence[Append]) -> None:
+        """Enqueue one message; its answers come in the same order, and messages are answered in the order sent."""
+
+
+class SessionTable:
+    """Sessions by id, from their first lease until the store has their end.
+
+    `lag`: committed tokens that a reader may be behind before its sequence is held. `patience`: seconds for which it
+    is held before the session ends.
+    """
+
+    def __init__(
+        self, engine: Engine, store: Store, *, lag: int, patience: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine, self._store, self._clock = engine, store, clock
+        self._lag, self._patience = lag, patience
+        self.sessions: dict[str, Session] = {}
+        self.dropped = 0
+        """Updates of an old attempt, or of a session that is gone."""
+
+    def begin(self, record: Record, epoch: int, options: Options) -> Session:
+        """Own a session that the store has just created, and attach it."""
+        session = Session(record, epoch, options)
+        self.sessions[session.id] = session
+        self._attach(session)
+        return session
+
+    def read(self, session: Session, wake: Callable[[], None]) -> Reader:
+        """A reader from the first token on."""
+        reader = Reader(session, wake, self._taken)
+        session.readers.add(reader)
+        return reader
+
+    def leave(self, reader: Reader) -> None:
+        """The reader's client is gone, or has everything. A running session without readers is cancelled."""
+        session = reader.session
+        session.readers.discard(reader)
+        if not session.readers and session.end is None:
+            deadline = session.options.deadline
+            late = deadline is not None and self._clock() >= deadline
+            self.cancel(session, Finish.DEADLINE if late else Finish.CANCELLED)
+
+    def cancel(self, session: Session, reason: Finish = Finish.CANCELLED, error: HedgerowError | None = None) -> bool:
+        """End a session now, whatever the verifier still sends. False: it had ended."""
+        if session.end is not None:
+            return False
+        self._engine.cancel(session.id, session.epoch, session.attempt)
+        self._store.append([session.close(reason, self._now_ns(), error)])
+        return True
+
+    def stepped(self, updates: Sequence[Update], timings: Timings) -> None:
+        """A message of the verifier: append all of it at once."""
+        now = self._now_ns()
+        entries = [entry for update in updates if (entry := self._extend(update, timings, now))]
+        if entries:
+            self._store.append(entries)
+
+    def appended(self, results: Sequence[Appended]) -> None:
+        """An answer of the store: release what it has, and tell the verifier."""
+        now = self._now_ns()
+        for result in results:
+            session = self.sessions.get(result.session_id)
+            if session is None:
+                continue  # failed, while its append was on its way
+            if result.status is not AppendStatus.OK:
+                self._refused(session, result)
+                continue
+            session.acknowledge(now)
+            if session.done:
+                del self.sessions[session.id]
+            self._tell(session)
+            if result.state.cancel_marked:
+                self.cancel(session)
+
+    def engine_lost(self, error: HedgerowError) -> None:
+        """The verifier's stream broke: what runs there ends with `error`, on record."""
+        now = self._now_ns()
+        running = [session for session in self.sessions.values() if session.end is None]
+        if running:
+            self._store.append([session.close(Finish.ERROR, now, error) for session in running])
+
+    def store_lost(self, error: HedgerowError) -> None:
+        """The store stayed away too long: nothing more can be released."""
+        for session in list(self.sessions.values()):
+            self._fail(session, error)
+
+    def sweep(self) -> None:
+        """End sessions whose readers do not read. To be called about once a second."""
+        now = self._clock()
+        for session in list(self.sessions.values()):
+            if session.held_since is not None and now - session.held_since > self._patience:
+                behind = session.acked - max(reader.cursor for reader in session.readers)
+                self.cancel(session, Finish.ERROR, Overloaded("the client's stream", behind, self._lag, 1.0))
+
+    def _extend(self, update: Update, timings: Timings, now_ns: int) -> Append | None:
+        session = self.sessions.get(update.session_id)
+        if (
+            session is None
+            or session.end is not None
+            or (update.epoch, update.attempt) != (session.epoch, session.attempt)
+        ):
+            self.dropped += 1
+            return None
+        try:
+            return session.extend(update, timings, now_ns)
+        except Gap:
+            self._attach(session)
+            return None
+        except InvariantViolation as error:
+            self._engine.cancel(session.id, session.epoch, session.attempt)
+            return session.close(Finish.ERROR, now_ns, error)
+
+    def _attach(self, session: Session) -> None:
+        if session.attempt == MAX_ATTEMPTS:
+            self.cancel(session, Finish.ERROR, InvariantViolation(f"session {session.id}: updates with gaps"))
+            return
+        session.attempt += 1
+        options, left = session.options, 0
+        if options.deadline is not None:
+            left = max(1, int((options.deadline - self._clock()) * 1000))
+        self._engine.start(
+            Start(
+                session.record, session.epoch, session.attempt, session.tokens, session.digest, options.priority, left,
+                options.trace, options.return_trees,
+            )
+        )  # fmt: skip
+
+    def _taken(self, session: Session) -> None:
+        if session.told < session.acked:
+            self._tell(session)
+
+    def _tell(self, session: Session) -> None:
+        """Tell the verifier the committed offset, but no further than `lag` beyond what a reader has taken.
+
+        So a sequence whose client does not read runs into the verifier's own bound on uncommitted tokens and waits.
+        """
+        offset = session.acked
+        if session.readers and not session.done:
+            offset = min(offset, max(reader.cursor for reader in session.readers) + self._lag)
+        if offset > session.told or session.done:
+            session.told = offset
+            self._engine.committed(session.id, session.epoch, session.attempt, offset)
+        if session.told == session.acked:
+            session.held_since = None
+        elif session.held_since is None:
+            session.held_since = self._clock()
+
+    def _refused(self, session: Session, result: Appended) -> None:
+        status, state = result.status, result.state
+        if status is AppendStatus.FINISHED:
+            del self.sessions[session.id]
+            self._engine.cancel(session.id, session.epoch, session.attempt)
+            session.adopt(state)
+        elif status is AppendStatus.UNAVAILABLE:
+            self._fail(session, Unavailable("kvstore", "it cannot take writes now"))
+        elif status in (AppendStatus.CONFLICT, AppendStatus.DIGEST_MISMATCH):
+            self._fail(session, InvariantViolation(f"session {session.id}: {status.name} at {session.acked}"))
+        elif status in (AppendStatus.GAP, AppendStatus.NOT_FOUND):
+            metadata = {"released": session.acked, "stored": state.length}
+            self._fail(session, LostSuffix(f"session {session.id}: the store lost its end", metadata=metadata))
+        else:
+            self._fail(session, Fenced(session.id, session.epoch, state.epoch))
+
+    def _fail(self, session: Session, error: HedgerowError) -> None:
+        del self.sessions[session.id]
+        self._engine.cancel(session.id, session.epoch, session.attempt)
+        session.fail(error)
+
+    def _now_ns(self) -> int:
+        return int(self._clock() * 1e9)
