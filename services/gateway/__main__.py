@@ -1,0 +1,65 @@
+"""`python -m services.gateway`: the process.
+
+SIGUSR1 logs what it holds for its clients (sessions, readers, tasks), so that a leak can be seen from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from functools import partial
+
+from hedgerow.errors import HedgerowError
+from hedgerow.rpc.config import from_env_or_exit
+from hedgerow.rpc.health import Health
+from hedgerow.rpc.logs import get_log, set_up_logging
+from hedgerow.rpc.server import serve
+from services.gateway.config import GatewayConfig
+from services.gateway.gateway import ID_BYTES, Gateway
+from services.gateway.peers import StorePeer, VerifierPeer
+from services.gateway.servicer import SERVICE, GatewayServicer
+from services.gateway.tokenizer import Tokenizer
+
+NOT_REACHED = "not reached yet"
+LAST_APPENDS = 2.0  # seconds for the ends of what the drain cancelled
+log = get_log(__name__)
+
+
+async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
+    """Serve until SIGTERM. A fault in the peers' loops ends the process: nothing would work any more."""
+    health, owner = Health([SERVICE]), secrets.token_bytes(ID_BYTES)
+    health.report("verifier", NOT_REACHED)
+    health.report("kvstore", NOT_REACHED)
+    verifier = VerifierPeer(config.verifier, owner, tokenizer.vocab_size, partial(health.report, "verifier"))
+    store = StorePeer(config.kvstore, owner, config.store_patience, partial(health.report, "kvstore"))
+    gateway = Gateway(config, tokenizer, verifier, store)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: log.info("held", **gateway.held()))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            peers = tasks.create_task(gateway.run())
+            await serve("gateway", GatewayServicer(gateway).register, config, health)
+            await gateway.drained(LAST_APPENDS)
+            peers.cancel()
+    finally:
+        await verifier.close()
+        await store.close()
+
+
+def main() -> None:
+    """Read the configuration and serve."""
+    config = from_env_or_exit(GatewayConfig, os.environ)
+    set_up_logging("gateway", config.log_level)
+    try:
+        tokenizer = Tokenizer.from_folder(config.model_path)
+        if not config.tenant_secret:
+            log.info("no HEDGEROW_TENANT_SECRET: an idempotency key joins its session within this process only")
+        asyncio.run(run(config, tokenizer))
+    except HedgerowError as error:
+        sys.exit(f"gateway: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The gateway's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hedgerow.rpc.server import ServerConfig
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(ServerConfig):
+    """Where the peers are, and what one client may ask for."""
+
+    verifier: str = field(metadata={"help": "address of the verifier"})
+    kvstore: str = field(metadata={"help": "address of the kvstore"})
+    model_path: Path = field(metadata={"help": "folder with tiktoken.model and tokenizer_config.json"})
+    tenant_secret: str = field(
+        default="",
+        metadata={
+            "help": "key that turns idempotency keys into session ids, the same for all gateways; empty: made at start",
+            "secret": True,
+        },
+    )
+    max_sessions: int = field(default=1024, metadata={"min": 1, "max": 100_000, "help": "sessions that run at once"})
+    max_prompt_bytes: int = field(
+        default=4 * MIB, metadata={"min": 1, "max": 512 * MIB, "help": "bytes of a prompt's text, or of its messages"}
+    )
+    default_max_tokens: int = field(
+        default=4096, metadata={"min": 1, "max": 1 << 24, "help": "max_tokens of a request that names none"}
+    )
+    client_lag: int = field(
+        default=2048,
+        metadata={"min": 1, "max": 1 << 24, "help": "tokens a client may be behind before its sequence is held"},
+    )
+    client_patience: float = field(
+        default=60.0, metadata={"min": 0.1, "max": 86_400, "help": "seconds for which a sequence is held"}
+    )
+    store_patience: float = field(
+        default=10.0, metadata={"min": 0.1, "max": 3600, "help": "seconds without the store before sessions end"}
+    )

@@ -1,0 +1,302 @@
+"""Protobuf to plain data and back: the whole wire of the gateway, no I/O."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message as Protobuf
+
+from hedgerow import errors
+from hedgerow.errors import HedgerowError
+from hedgerow.v1 import common_pb2 as common
+from hedgerow.v1 import gateway_pb2 as public
+from hedgerow.v1 import kvstore_pb2 as kv
+from hedgerow.v1 import verifier_pb2 as engine
+from services.gateway import messages as m
+from services.gateway import stream, types
+
+SCALARS = (
+    "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "frequency_penalty",
+    "presence_penalty", "repetition_penalty", "ignore_eos", "n", "logprobs", "top_logprobs", "sample_index",
+)  # fmt: skip
+LISTS = ("stop", "stop_token_ids", "bad_words")
+ERRORS = {kind.reason: kind for kind in HedgerowError.__subclasses__()}
+Row = TypeVar("Row")
+
+# ---- from clients
+
+
+def generation(r: public.GenerateRequest) -> types.Generation:
+    """What a client asks for."""
+    return types.Generation(
+        r.model,
+        prompt(r),
+        sampling(r.sampling),
+        types.Speculation(_optional(r.speculation, "budget"), _optional(r.speculation, "topk_cap")),
+        _mode(int(r.mode)),
+        r.idempotency_key, r.priority, r.tenant, r.deadline_ms,
+        types.Trace(r.trace.traceparent, r.trace.tracestate),
+        r.detach, r.return_steps or r.return_trees, r.return_trees,
+    )  # fmt: skip
+
+
+def prompt(r: public.GenerateRequest | public.TokenizeRequest) -> types.Prompt | None:
+    """The prompt in whichever form it came; None: in none."""
+    kind = r.WhichOneof("prompt")
+    if kind == "text":
+        return r.text
+    if kind == "token_ids" and isinstance(r, public.GenerateRequest):
+        return tuple(r.token_ids.ids)
+    return _chat(r.chat) if kind == "chat" else None
+
+
+def sampling(p: common.SamplingParams) -> types.Sampling:
+    """Sampling parameters; what is unset stays None."""
+    given: dict[str, Any] = {name: getattr(p, name) for name in SCALARS if p.HasField(name)}
+    given |= {name: tuple(getattr(p, name)) for name in LISTS}
+    grammar = p.grammar.WhichOneof("form") or "" if p.HasField("grammar") else ""
+    return types.Sampling(**given, logit_bias=dict(p.logit_bias), grammar=grammar)
+
+
+def _mode(number: int) -> types.Mode:
+    try:
+        return types.Mode(number)
+    except ValueError:
+        raise errors.InvalidRequest("mode", number, "one of EXACT, BEST_EFFORT") from None
+
+
+def _chat(c: public.ChatPrompt) -> types.Chat:
+    messages = tuple(
+        types.Message(
+            message.role, message.content, message.name, message.reasoning_content,
+            tuple(types.ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls),
+            message.tool_call_id,
+        )
+        for message in c.messages
+    )  # fmt: skip
+    return types.Chat(messages, c.tools_json, _optional(c, "thinking"), _optional(c, "preserve_thinking"))
+
+
+# ---- to clients
+
+
+def event(e: stream.Event, *, with_steps: bool) -> public.GenerateResponse:
+    """One event of a client's stream."""
+    if isinstance(e, stream.Chunk):
+        chunk = public.TokenChunk(
+            token_offset=e.token_offset, text_offset=e.text_offset, tokens=e.tokens, text=e.text, digest=e.digest
+        )
+        if with_steps and e.notes:
+            chunk.steps.extend(common.StepStats(**note.stats._asdict()) for note in e.notes)
+            last = e.notes[-1]
+            chunk.timings.CopyFrom(_timings_pb(last.timings._replace(commit_ns=last.commit_ns)))
+        return public.GenerateResponse(event=public.SessionEvent(chunk=chunk))
+    if isinstance(e, stream.Started):
+        return public.GenerateResponse(event=public.SessionEvent(started=_started(e)))
+    finished = public.SessionFinished(
+        reason=_number(e.end.reason), matched_stop=e.end.matched_stop, matched_token=e.end.matched_token,
+        usage=usage_pb(e.end.usage), timings=_timings_pb(e.timings) if e.timings else None,
+        token_offset=e.token_offset, text_offset=e.text_offset, digest=e.digest, mode=_number(e.mode),
+    )  # fmt: skip
+    return public.GenerateResponse(event=public.SessionEvent(finished=finished))
+
+
+def _started(e: stream.Started) -> public.SessionStarted:
+    r = e.record
+    return public.SessionStarted(
+        session_id=r.session_id, model=r.model, prompt_tokens=len(r.prompt), sampling=sampling_pb(r.resolved),
+        fingerprint=fingerprint_pb(r.fingerprint), mode=_number(r.mode), digest=e.digest,
+    )  # fmt: skip
+
+
+def session(s: m.Stored) -> public.GetSessionResponse:
+    """What is recorded of a session."""
+    return public.GetSessionResponse(
+        session_id=s.record.session_id, model=s.record.model, prompt_tokens=len(s.record.prompt),
+        token_count=s.state.length, finish_reason=_number(s.state.finish), usage=usage_pb(s.state.usage),
+        digest=s.state.digest, sampling=sampling_pb(s.record.resolved), mode=_number(s.record.mode),
+        fingerprint=fingerprint_pb(s.record.fingerprint),
+    )  # fmt: skip
+
+
+def model(described: types.Model, *, ready: bool) -> public.Model:
+    """One model of the list."""
+    return public.Model(
+        name=described.name, context_length=described.context_length, vocab_size=described.vocab_size,
+        fingerprint=fingerprint_pb(described.fingerprint), ready=ready, default_budget=described.default_budget,
+    )  # fmt: skip
+
+
+def sampling_pb(s: types.Sampling) -> common.SamplingParams:
+    """Sampling parameters; None stays unset."""
+    scalars = {name: value for name in SCALARS if (value := getattr(s, name)) is not None}
+    return common.SamplingParams(
+        **scalars, **{name: getattr(s, name) for name in LISTS}, logit_bias=s.logit_bias or None
+    )
+
+
+def fingerprint_pb(f: types.Fingerprint) -> common.Fingerprint:
+    """Field by field."""
+    return common.Fingerprint(**f._asdict())
+
+
+def usage_pb(u: m.Usage) -> common.Usage:
+    """Field by field."""
+    return common.Usage(**u._asdict())
+
+
+# ---- verifier
+
+
+def described(d: engine.DescribeResponse) -> types.Model:
+    """What a verifier serves."""
+    return types.Model(
+        d.model, _row(types.Fingerprint, d.fingerprint), d.vocab_size, d.context_length, d.max_budget,
+        d.default_budget, frozenset(d.eos_token_ids), sampling(d.default_sampling),
+    )  # fmt: skip
+
+
+def start(s: m.Start) -> engine.StartSequence:
+    """One attachment."""
+    return engine.StartSequence(
+        session_id=s.record.session_id, epoch=s.epoch, attempt=s.attempt, prompt=s.record.prompt,
+        committed=s.committed, digest=s.digest, sampling=sampling_pb(s.record.resolved),
+        speculation=_speculation_pb(s.record.speculation), priority=s.priority, tenant=s.record.tenant,
+        deadline_ms=s.deadline_ms, trace=common.TraceContext(**vars(s.trace)), return_trees=s.return_trees,
+        mode=_number(s.record.mode),
+    )  # fmt: skip
+
+
+def step(message: engine.AttachResponse) -> list[m.Update]:
+    """The updates of one step."""
+    return [
+        m.Update(
+            u.session_id, u.epoch, u.attempt, u.offset, u.tokens[:],
+            types.Finish.ERROR if u.HasField("error") else types.Finish(u.finish_reason), u.matched_stop,
+            _optional(u, "matched_token"), _row(m.Usage, u.usage) if u.HasField("usage") else None,
+            stats(u.stats) if u.HasField("stats") else None,
+            _row(m.Timings, u.timings) if u.HasField("timings") else None,
+            sequence_error(u.error) if u.HasField("error") else None,
+        )
+        for u in message.updates
+    ]  # fmt: skip
+
+
+def stats(s: common.StepStats) -> m.StepStats:
+    """Copied: the message's memory is not kept alive by what one session keeps of it."""
+    return m.StepStats(
+        s.step_id, s.budget, s.tree_nodes, s.accepted, s.emitted, s.batch_sequences, s.batch_rows,
+        s.tree_parents[:], s.tree_tokens[:],
+    )  # fmt: skip
+
+
+def timings(t: common.Timings) -> m.Timings:
+    """Field by field."""
+    return _row(m.Timings, t)
+
+
+def sequence_error(e: engine.SequenceError) -> HedgerowError:
+    """What the verifier says, as an error of ours."""
+    kind = ERRORS.get(e.reason, errors.Internal)
+    error = kind.__new__(kind)  # the classes' own constructors make up messages; this one came over the wire
+    HedgerowError.__init__(error, e.message, metadata=e.metadata, retry_after=e.retry_after_ms / 1000 or None)
+    if isinstance(error, errors.InvalidRequest):
+        error.field, error.value, error.limit = (e.metadata.get(name, "") for name in ("field", "value", "limit"))
+    return error
+
+
+# ---- kvstore
+
+
+def record_pb(r: types.Record) -> kv.SessionRecord:
+    """What the store keeps for good."""
+    return kv.SessionRecord(
+        session_id=r.session_id, birth=r.birth, model=r.model, tenant=r.tenant, prompt=r.prompt,
+        requested=sampling_pb(r.requested), resolved=sampling_pb(r.resolved),
+        fingerprint=fingerprint_pb(r.fingerprint), mode=_number(r.mode), created_unix_ms=r.created_unix_ms,
+        speculation=_speculation_pb(r.speculation),
+    )  # fmt: skip
+
+
+def stored(r: kv.KvStoreServiceGetSessionResponse) -> m.Stored:
+    """A session as the store has it."""
+    p = r.record
+    record = types.Record(
+        p.session_id, p.birth, p.model, p.tenant, tuple(p.prompt), sampling(p.requested), sampling(p.resolved),
+        types.Speculation(_optional(p.speculation, "budget"), _optional(p.speculation, "topk_cap")),
+        _row(types.Fingerprint, p.fingerprint), types.Mode(p.mode), p.created_unix_ms,
+    )  # fmt: skip
+    return m.Stored(record, state(r.state), r.tokens[:])
+
+
+def created(r: kv.CreateSessionResponse) -> m.Created:
+    """The first lease, or what is there."""
+    return m.Created(r.lease.epoch, None if r.created else state(r.existing))
+
+
+def append(batch_id: int, entries: Iterable[m.Append], owner: bytes) -> kv.AppendRequest:
+    """One message for all of `entries`."""
+    return kv.AppendRequest(batch_id=batch_id, entries=[_entry(entry, owner) for entry in entries])
+
+
+def _entry(e: m.Append, owner: bytes) -> kv.AppendEntry:
+    entry = kv.AppendEntry(
+        session_id=e.session_id, lease=common.Lease(epoch=e.epoch, owner=owner), birth=e.birth, offset=e.offset,
+        tokens=e.tokens, digest_before=e.before, digest_after=e.after,
+    )  # fmt: skip
+    if e.steps:
+        entry.steps.extend(common.StepStats(**step._asdict()) for step in e.steps)
+    if e.end:
+        entry.finish_reason = _number(e.end.reason)
+        entry.usage.CopyFrom(usage_pb(e.end.usage))
+        entry.matched_stop = e.end.matched_stop
+        if e.end.matched_token is not None:
+            entry.matched_token = e.end.matched_token
+    return entry
+
+
+def appended(r: kv.AppendResponse) -> list[m.Appended]:
+    """The answers of one message."""
+    ok = kv.APPEND_STATUS_OK
+    return [
+        m.Appended(a.session_id, m.AppendStatus.OK, m.State(cancel_marked=a.state.cancel_marked))
+        if a.status == ok
+        else m.Appended(a.session_id, m.AppendStatus(a.status), state(a.state))
+        for a in r.results
+    ]
+
+
+def state(s: kv.SessionState) -> m.State:
+    """What the store holds of a session."""
+    return m.State(
+        s.epoch, s.owner, s.length, s.digest, types.Finish(s.finish_reason), _row(m.Usage, s.usage),
+        s.cancel_marked, s.matched_stop, _optional(s, "matched_token"),
+    )  # fmt: skip
+
+
+# ---- parts
+
+
+def _number(value: enum.IntEnum) -> Any:
+    """An enum's number, in the type that the generated code wants."""
+    return int(value)
+
+
+def _optional(message: Any, name: str) -> Any:
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def _row(kind: type[Row], message: Protobuf) -> Row:
+    """A NamedTuple whose fields are named as the message's."""
+    names: Sequence[str] = kind._fields  # type: ignore[attr-defined]
+    return kind(*[getattr(message, name) for name in names])
+
+
+def _speculation_pb(s: types.Speculation) -> common.SpeculationParams:
+    return common.SpeculationParams(budget=s.budget, topk_cap=s.topk_cap)
+
+
+def _timings_pb(t: m.Timings) -> common.Timings:
+    return common.Timings(**t._asdict())

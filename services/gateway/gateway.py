@@ -1,0 +1,216 @@
+"""What a gateway does for its clients: open sessions, find them, end them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hedgerow.errors import AlreadyExists, HedgerowError, Overloaded, Unavailable
+from services.gateway import digest
+from services.gateway.config import GatewayConfig
+from services.gateway.messages import Stored
+from services.gateway.peers import ALL, LEASE_TTL, StorePeer, VerifierPeer
+from services.gateway.resolve import SEEDS, Limits, Resolved, Resolver, check_model, default_thinking
+from services.gateway.session import Options, Session
+from services.gateway.stream import Stream
+from services.gateway.table import SessionTable
+from services.gateway.tokenizer import Tokenizer
+from services.gateway.types import Chat, Finish, Generation, Mode, Model, Record
+
+ID_BYTES = 16
+POLL = 0.01
+NO_DEADLINE = 1e9  # gRPC tells a call without a deadline by a time in another century
+
+
+@dataclass
+class _Creation:
+    """A session that is being written to the store, and how many clients wait for it."""
+
+    task: asyncio.Task[Session]
+    waiting: int = 0
+
+
+class Gateway:
+    """The sessions of this process and the two peers behind them."""
+
+    def __init__(self, config: GatewayConfig, tokenizer: Tokenizer, verifier: VerifierPeer, store: StorePeer) -> None:
+        self._config, self._tokenizer, self._verifier, self._store = config, tokenizer, verifier, store
+        self._secret = config.tenant_secret.encode() or secrets.token_bytes(ID_BYTES)
+        limits = Limits(config.max_prompt_bytes, config.default_max_tokens)
+        self._resolver = Resolver(tokenizer, limits, default_thinking(config.model_path))
+        self.table = SessionTable(verifier, store, lag=config.client_lag, patience=config.client_patience)
+        self._creating: dict[str, _Creation] = {}
+
+    async def run(self) -> None:
+        """Keep the peers' streams and this gateway's leases, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._verifier.run(self.table.stepped, self.table.engine_lost))
+            tasks.create_task(self._store.run(self.table.appended, self.table.store_lost))
+            tasks.create_task(self._renew())
+            tasks.create_task(self._sweep())
+
+    async def drained(self, patience: float) -> None:
+        """Return once the store has every session's end, or after about `patience` seconds."""
+        for _ in range(int(patience / POLL)):
+            if not self.table.sessions and not self._creating:
+                return
+            await asyncio.sleep(POLL)
+
+    def held(self) -> dict[str, int]:
+        """What this process holds for its clients; all but `tasks` is zero when there are none."""
+        return {
+            "sessions": len(self.table.sessions),
+            "creating": len(self._creating),
+            "readers": sum(len(session.readers) for session in self.table.sessions.values()),
+            "unanswered": self._store.unanswered,
+            "dropped": self.table.dropped,
+            "tasks": len(asyncio.all_tasks()),
+        }
+
+    async def generate(self, asked: Generation, seconds_left: float | None) -> Stream:
+        """Start a session, or join the one of the same idempotency key; the caller closes the stream.
+
+        Raises InvalidRequest, Unsupported, Overloaded, Unavailable; AlreadyExists where the key's session is another.
+        """
+        model = self._attached()
+        resolved = await self._resolver.resolve(asked, model)
+        record = self._record(asked, resolved, model)
+        session = self.table.sessions.get(record.session_id)
+        if session is None:
+            session = await self._create(record, self._options(asked, seconds_left))
+        _check_same(session.record, record)
+        return Stream(session, self._tokenizer.pieces, self.table.read, self.table.leave)
+
+    async def cancel(self, session_id: str) -> bool:
+        """End a session wherever it runs; False: it had ended. Raises NotFound, Unavailable."""
+        session = self.table.sessions.get(session_id)
+        return self.table.cancel(session) if session else await self._store.mark_cancel(session_id)
+
+    async def session(self, session_id: str) -> Stored:
+        """What is recorded of a session, without its tokens. Raises NotFound, Unavailable."""
+        return await self._store.get(session_id, from_offset=ALL)
+
+    async def delete(self, session_id: str) -> bool:
+        """Cancel a session if it runs here, and remove it; False: there was none. Raises Unavailable."""
+        session = self.table.sessions.get(session_id)
+        if session:
+            self.table.cancel(session)
+            ended = asyncio.Event()
+            reader = self.table.read(session, ended.set)
+            while not session.done:
+                await ended.wait()
+                ended.clear()
+            self.table.leave(reader)
+        return await self._store.delete(session_id)
+
+    def models(self) -> Sequence[tuple[Model, bool]]:
+        """What is served, and whether it is ready."""
+        return [(self._verifier.model, self._verifier.attached)] if self._verifier.model else []
+
+    async def tokenize(self, model: str, prompt: str | Chat | None) -> list[int]:
+        """The ids of text or messages. Raises InvalidRequest, Unsupported, Unavailable."""
+        check_model(model, self._attached())
+        return await self._resolver.encode(prompt)
+
+    def _attached(self) -> Model:
+        if self._verifier.model is None or not self._verifier.attached:
+            raise Unavailable("verifier", "no stream to it is open")
+        return self._verifier.model
+
+    def _record(self, asked: Generation, resolved: Resolved, model: Model) -> Record:
+        session_id, sampling = self._session_id(asked), resolved.sampling
+        if sampling.seed is None:
+            sampling = dataclasses.replace(sampling, seed=_seed_of(session_id))
+        return Record(
+            session_id, secrets.token_bytes(ID_BYTES), model.name, asked.tenant, resolved.prompt, asked.sampling,
+            sampling, resolved.speculation, model.fingerprint, Mode.EXACT, time.time_ns() // 1_000_000,
+        )  # fmt: skip
+
+    def _session_id(self, asked: Generation) -> str:
+        if not asked.idempotency_key:
+            return secrets.token_hex(ID_BYTES)
+        text = f"{len(asked.tenant)}:{asked.tenant}{asked.idempotency_key}".encode()
+        return hmac.digest(self._secret, text, "sha256")[:ID_BYTES].hex()
+
+    def _options(self, asked: Generation, seconds_left: float | None) -> Options:
+        given = [seconds_left] if seconds_left is not None and seconds_left < NO_DEADLINE else []
+        if asked.deadline_ms:
+            given.append(asked.deadline_ms / 1000)
+        deadline = time.monotonic() + min(given) if given else None
+        return Options(asked.priority, deadline, asked.trace, asked.return_steps, asked.return_trees)
+
+    async def _create(self, record: Record, options: Options) -> Session:
+        creation = self._creating.get(record.session_id)
+        if creation is None:
+            count = len(self.table.sessions) + len(self._creating)
+            if count >= self._config.max_sessions:
+                raise Overloaded("the gateway", count, self._config.max_sessions, 1.0)
+            creation = _Creation(asyncio.create_task(self._write(record, options)))
+            self._creating[record.session_id] = creation
+        creation.waiting += 1
+        try:
+            # Not cancelled with the client's call: the store may have written it, and then somebody must end it.
+            return await asyncio.shield(creation.task)
+        except asyncio.CancelledError:
+            creation.waiting -= 1
+            if creation.task.done() and not creation.task.exception():
+                self._end_unread(creation)
+            raise
+
+    async def _write(self, record: Record, options: Options) -> Session:
+        try:
+            created = await self._store.create(record, digest.first(record.session_id, record.prompt))
+            if created.existing:
+                return _replay(await self._store.get(record.session_id))
+            session = self.table.begin(record, created.epoch, options)
+        finally:
+            creation = self._creating.pop(record.session_id)
+        if not creation.waiting:
+            self.table.cancel(session)
+        return session
+
+    def _end_unread(self, creation: _Creation) -> None:
+        session = creation.task.result()
+        if not creation.waiting and not session.readers:
+            self.table.cancel(session)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_TTL / 3)
+            try:
+                marked = await self._store.renew()
+            except HedgerowError:
+                continue  # the store's stream breaks as well, and says so
+            for session in filter(None, map(self.table.sessions.get, marked)):
+                self.table.cancel(session)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.table.sweep()
+
+
+def _seed_of(session_id: str) -> int:
+    return int.from_bytes(hashlib.sha256(b"seed\0" + session_id.encode()).digest()[:8], "little") % SEEDS
+
+
+def _replay(stored: Stored) -> Session:
+    session_id = stored.record.session_id
+    if stored.state.finish is Finish.NONE:
+        raise Unavailable(f"session {session_id}", "it runs under another gateway")
+    session = Session.ended(stored)
+    if stored.state.finish is Finish.ERROR:
+        session.error = Unavailable(f"session {session_id}", "it ended with an error; use another idempotency key")
+    return session
+
+
+def _check_same(there: Record, asked: Record) -> None:
+    for field, name in (("prompt", "prompt"), ("requested", "sampling"), ("model", "model")):
+        if getattr(there, field) != getattr(asked, field):
+            raise AlreadyExists(f"session of this idempotency_key, with another {name},", there.session_id)

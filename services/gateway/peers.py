@@ -1,0 +1,270 @@
+"""The gateway's peers over gRPC: one Attach stream to the verifier, one Append stream to the store.
+
+Both streams live as long as the process and are opened again with back-off when they break. A stream has one writer,
+because gRPC allows one write at a time; what piles up during a write goes out together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import grpc.aio
+from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
+
+from hedgerow.errors import DeadlineExceeded, HedgerowError, InvalidRequest, InvariantViolation, Unavailable
+from hedgerow.rpc.channel import open_channel
+from hedgerow.rpc.logs import get_log
+from hedgerow.rpc.status import from_rpc_error
+from hedgerow.v1 import kvstore_pb2 as kv
+from hedgerow.v1 import verifier_pb2 as engine
+from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceStub
+from hedgerow.v1.verifier_pb2_grpc import VerifierServiceStub
+from services.gateway import convert
+from services.gateway.messages import Append, Appended, Created, Start, Stored, Timings, Update
+from services.gateway.types import Model, Record
+
+FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds between attempts to reach a peer
+LEASE_TTL = 15.0  # seconds that this gateway's leases outlive its last renewal
+ALL = (1 << 32) - 1
+Answer = TypeVar("Answer")
+Report = Callable[[str | None], None]
+"""Told what is wrong with a peer, None when nothing is."""
+log = get_log(__name__)
+
+
+class VerifierPeer:
+    """The verifier. `model` is what it serves as far as is known, `attached` whether a stream to it is open."""
+
+    def __init__(self, address: str, owner: bytes, vocab_size: int, report: Report) -> None:
+        self.address, self._owner, self._vocab_size, self._report = address, owner, vocab_size, report
+        self.model: Model | None = None
+        self.attached = False
+        self.messages_sent = self.messages_received = 0
+        self._channel = open_channel(address)
+        self._stub = VerifierServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._out = engine.AttachRequest()
+        self._wake = asyncio.Event()
+
+    def start(self, start: Start) -> None:
+        """See table.Engine."""
+        self._out.start.append(convert.start(start))
+        self._wake.set()
+
+    def cancel(self, session_id: str, epoch: int, attempt: int) -> None:
+        """See table.Engine."""
+        # In one message a cancel comes before the starts, so a start that has not left yet must not leave at all.
+        for i, start in enumerate(self._out.start):
+            if (start.session_id, start.epoch, start.attempt) == (session_id, epoch, attempt):
+                del self._out.start[i]
+                return
+        self._out.cancel.add(session_id=session_id, epoch=epoch, attempt=attempt)
+        self._wake.set()
+
+    def committed(self, session_id: str, epoch: int, attempt: int, offset: int) -> None:
+        """See table.Engine."""
+        self._out.committed.add(session_id=session_id, epoch=epoch, attempt=attempt, offset=offset)
+        self._wake.set()
+
+    async def run(
+        self, stepped: Callable[[Sequence[Update], Timings], None], lost: Callable[[HedgerowError], None]
+    ) -> None:
+        """Keep a stream open, for ever. `lost` is called when an open one broke, before the next is tried."""
+        delay = FIRST_DELAY
+        while True:
+            try:
+                self.model = await self._describe()
+                await self._attach(stepped)
+            except grpc.aio.AioRpcError as broken:
+                error = _unreachable("verifier", broken)
+            except HedgerowError as wrong:
+                error = wrong
+            if self.attached:
+                self.attached, self._out, delay = False, engine.AttachRequest(), FIRST_DELAY
+                log.warning("the verifier's stream broke", address=self.address, why=error.message)
+                lost(error)
+            self._report(error.message)
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(2 * delay, LAST_DELAY)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._channel.close(None)
+
+    async def _describe(self) -> Model:
+        model = convert.described(await self._stub.Describe(engine.DescribeRequest(), timeout=LAST_DELAY))
+        if model.vocab_size != self._vocab_size:
+            limit = f"the tokenizer's {self._vocab_size}"
+            raise InvalidRequest(f"vocab_size of {self.address}", model.vocab_size, limit)
+        return model
+
+    async def _attach(self, stepped: Callable[[Sequence[Update], Timings], None]) -> None:
+        call = self._stub.Attach()
+        writer: asyncio.Task[None] | None = None
+        try:
+            await call.write(engine.AttachRequest(gateway=self._owner))
+            if await call.read() is EOF:  # the hello
+                raise Unavailable("verifier", "it takes no gateways")
+            self.attached = True
+            writer = asyncio.create_task(self._write(call))
+            self._report(None)
+            log.info("attached", verifier=self.address)
+            while (message := await call.read()) is not EOF:
+                self.messages_received += 1
+                stepped(convert.step(message), convert.timings(message.timings))
+            raise Unavailable("verifier", "it ended the stream")
+        finally:
+            call.cancel()
+            await _stop(writer)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[engine.AttachRequest, engine.AttachResponse]) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                message, self._out = self._out, engine.AttachRequest()
+                if message.ByteSize():
+                    self.messages_sent += 1
+                    await call.write(message)
+
+
+class StorePeer:
+    """The store. Appends that were not answered when the stream broke are sent again: each names its offset."""
+
+    def __init__(self, address: str, owner: bytes, patience: float, report: Report) -> None:
+        self.address, self._owner, self._patience, self._report = address, owner, patience, report
+        self.messages_sent = 0
+        self._channel = open_channel(address)
+        self._stub = KvStoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._batches = 0
+        self._unanswered: dict[int, kv.AppendRequest] = {}
+        self._unsent: deque[kv.AppendRequest] = deque()
+        self._away_since: float | None = None  # since when a broken stream leaves appends without an answer
+        self._wake = asyncio.Event()
+
+    @property
+    def unanswered(self) -> int:
+        """Appends on their way."""
+        return len(self._unanswered)
+
+    def append(self, entries: Sequence[Append]) -> None:
+        """See table.Store."""
+        self._batches += 1
+        request = convert.append(self._batches, entries, self._owner)
+        self._unanswered[self._batches] = request
+        self._unsent.append(request)
+        self._wake.set()
+
+    async def run(self, appended: Callable[[Sequence[Appended]], None], lost: Callable[[HedgerowError], None]) -> None:
+        """Keep a stream open, for ever. `lost` is called when the store has been away for too long."""
+        delay = FIRST_DELAY
+        while True:
+            try:
+                await self.renew()  # says whether the store is there; an idle stream does not
+                self._report(None)
+                delay = FIRST_DELAY
+                await self._exchange(appended)
+            except grpc.aio.AioRpcError as broken:
+                error: HedgerowError = _unreachable("kvstore", broken)
+            except HedgerowError as wrong:
+                error = wrong
+            self._report(error.message)
+            if self._is_lost():
+                log.error("the store is lost", address=self.address, unanswered=self.unanswered)
+                self._unanswered.clear()
+                lost(error)
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(2 * delay, LAST_DELAY)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._channel.close(None)
+
+    async def renew(self) -> Sequence[str]:
+        """Keep this gateway's leases; gives the sessions that somebody wants cancelled. Raises Unavailable."""
+        request = kv.RenewOwnerRequest(owner=self._owner, ttl_ms=int(LEASE_TTL * 1000))
+        answer: kv.RenewOwnerResponse = await self._ask(self._stub.RenewOwner(request, timeout=LEASE_TTL / 3))
+        return answer.cancelled_sessions
+
+    async def create(self, record: Record, digest: bytes) -> Created:
+        """Write a session's record, or find what is there. Raises Unavailable and what the store refuses."""
+        request = kv.CreateSessionRequest(record=convert.record_pb(record), owner=self._owner, digest=digest)
+        return convert.created(await self._ask(self._stub.CreateSession(request, timeout=self._patience)))
+
+    async def get(self, session_id: str, from_offset: int = 0) -> Stored:
+        """Read a session. Raises NotFound, Unavailable."""
+        request = kv.KvStoreServiceGetSessionRequest(session_id=session_id, from_offset=from_offset)
+        return convert.stored(await self._ask(self._stub.GetSession(request, timeout=self._patience)))
+
+    async def mark_cancel(self, session_id: str) -> bool:
+        """Ask whoever owns the session to end it; False: it had ended. Raises NotFound, Unavailable."""
+        request = kv.MarkCancelRequest(session_id=session_id)
+        answer: kv.MarkCancelResponse = await self._ask(self._stub.MarkCancel(request, timeout=self._patience))
+        return answer.was_running
+
+    async def delete(self, session_id: str) -> bool:
+        """Remove a session; False: there was none. Raises Unavailable."""
+        request = kv.KvStoreServiceDeleteSessionRequest(session_id=session_id)
+        call = self._stub.DeleteSession(request, timeout=self._patience)
+        answer: kv.KvStoreServiceDeleteSessionResponse = await self._ask(call)
+        return answer.existed
+
+    async def _ask(self, call: Awaitable[Answer]) -> Answer:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise _unreachable("kvstore", error) from error
+
+    async def _exchange(self, appended: Callable[[Sequence[Appended]], None]) -> None:
+        call = self._stub.Append()
+        self._unsent = deque(self._unanswered.values())
+        self._wake.set()
+        writer = asyncio.create_task(self._write(call))
+        try:
+            while (message := await call.read()) is not EOF:
+                oldest = next(iter(self._unanswered), None)
+                if message.batch_id != oldest:
+                    raise InvariantViolation(f"kvstore answered batch {message.batch_id}, the oldest is {oldest}")
+                del self._unanswered[message.batch_id]
+                self._away_since = None
+                appended(convert.appended(message))
+            raise Unavailable("kvstore", "it ended the stream")
+        finally:
+            call.cancel()
+            await _stop(writer)
+
+    def _is_lost(self) -> bool:
+        """Whether appends have been without an answer for too long. Called when the stream broke."""
+        now = time.monotonic()
+        self._away_since = self._away_since or now
+        if not self._unanswered:
+            self._away_since = now
+        return now - self._away_since >= self._patience
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[kv.AppendRequest, kv.AppendResponse]) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._unsent:
+                    self.messages_sent += 1
+                    await call.write(self._unsent.popleft())
+
+
+def _unreachable(peer: str, error: grpc.aio.AioRpcError) -> HedgerowError:
+    """What the peer said; where it said nothing, that it is not there. Its deadline is ours, never the caller's."""
+    told = from_rpc_error(error)
+    if isinstance(told, DeadlineExceeded) or (isinstance(told, Unavailable) and not told.metadata):
+        return Unavailable(peer, told.message)
+    return told
+
+
+async def _stop(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])

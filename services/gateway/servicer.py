@@ -1,0 +1,78 @@
+"""GatewayService: convert, one call, convert."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc.aio
+
+from hedgerow.errors import Unsupported
+from hedgerow.v1 import gateway_pb2 as pb
+from hedgerow.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
+from services.gateway import convert
+from services.gateway.gateway import Gateway
+from services.gateway.types import Generation, Trace
+
+SERVICE = "hedgerow.v1.GatewayService"
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GatewayServicer(GatewayServiceServicer):
+    """The public contract. Errors leave as exceptions; the server's interceptor makes statuses of them."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        """A call that breaks, or is left, closes the stream: that cancels the session within one step."""
+        stream = await self._gateway.generate(_traced(convert.generation(request), context), context.time_remaining())
+        with_steps = request.return_steps or request.return_trees
+        try:
+            async with aclosing(stream.events()) as events:
+                async for event in events:
+                    yield convert.event(event, with_steps=with_steps)
+        finally:
+            stream.close()
+
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> NoReturn:
+        """Not served by this version."""
+        raise Unsupported("Resume", "resuming a session is not served yet; GetSession tells how far it came")
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        """Within one step."""
+        return pb.CancelResponse(was_running=await self._gateway.cancel(request.session_id))
+
+    async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
+        """As the store has it."""
+        return convert.session(await self._gateway.session(request.session_id))
+
+    async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
+        """A running one is cancelled first."""
+        return pb.DeleteSessionResponse(existed=await self._gateway.delete(request.session_id))
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        """The verifier's, as far as it is known."""
+        models = [convert.model(model, ready=ready) for model, ready in self._gateway.models()]
+        return pb.ListModelsResponse(models=models)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        """What Generate would use."""
+        prompt = convert.prompt(request)
+        assert not isinstance(prompt, tuple), "TokenizeRequest has no token ids"
+        return pb.TokenizeResponse(tokens=await self._gateway.tokenize(request.model, prompt))
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add this service to `server`."""
+        add_GatewayServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+
+def _traced(asked: Generation, context: Context) -> Generation:
+    """The trace context of the metadata, where the message has none."""
+    if asked.trace.traceparent:
+        return asked
+    metadata = dict(context.invocation_metadata() or ())
+    trace = Trace(str(metadata.get("traceparent", "")), str(metadata.get("tracestate", "")))
+    return dataclasses.replace(asked, trace=trace) if trace.traceparent else asked
