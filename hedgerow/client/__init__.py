@@ -1,0 +1,49 @@
+"""Hedgerow's Python SDK: `AsyncClient`, and `Client` for code that waits.
+
+Errors are those of `hedgerow.errors`.
+"""
+
+from hedgerow.client._async import AsyncClient
+from hedgerow.client._retry import Retry
+from hedgerow.client._stream import Stream
+from hedgerow.client._sync import Client, SyncStream
+from hedgerow.client._types import (
+    Chunk,
+    Event,
+    Finished,
+    FinishReason,
+    Message,
+    Model,
+    Options,
+    Result,
+    Sampling,
+    Session,
+    Started,
+    Step,
+    Timings,
+    ToolCall,
+    Usage,
+)
+
+__all__ = [
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "Message",
+    "Model",
+    "Options",
+    "Result",
+    "Retry",
+    "Sampling",
+    "Session",
+    "Started",
+    "Step",
+    "Stream",
+    "SyncStream",
+    "Timings",
+    "ToolCall",
+    "Usage",
+]

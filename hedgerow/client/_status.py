@@ -1,0 +1,74 @@
+"""google.rpc.Status details to the error taxonomy. The server's table is in hedgerow.rpc.status, which is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # its stubs shadow it
+
+from hedgerow import errors
+from hedgerow.errors import HedgerowError
+
+DOMAIN, DETAILS_KEY = "hedgerow", "grpc-status-details-bin"
+REASONS = {kind.reason: kind for kind in HedgerowError.__subclasses__()}
+CODES: Mapping[grpc.StatusCode, type[HedgerowError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
+    grpc.StatusCode.UNIMPLEMENTED: errors.Unsupported,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
+    grpc.StatusCode.ABORTED: errors.Fenced,
+    grpc.StatusCode.CANCELLED: errors.Cancelled,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+    grpc.StatusCode.DATA_LOSS: errors.LostSuffix,
+}
+
+
+def decode(error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
+    """The error that the gateway at `address` sent; where none came from it, what the code says. Never raises.
+
+    An error without `metadata["reason"]` was not sent by a gateway: its outcome is unknown.
+    """
+    status = _status(error)
+    if status is None:
+        return _unsent(error, address)
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    retry_after = None
+    for detail in status.details:
+        if not detail.Unpack(info) and detail.Unpack(retry):
+            retry_after = retry.retry_delay.ToNanoseconds() / 1e9
+    kind = REASONS.get(info.reason) or CODES.get(error.code(), errors.Internal)
+    return _build(kind, status.message, {**info.metadata, "reason": info.reason}, retry_after)
+
+
+def _status(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+    trailers = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    for key, value in trailers:
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                return status_pb2.Status.FromString(value)
+            except DecodeError:
+                return None
+    return None
+
+
+def _unsent(error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
+    text = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return errors.Unavailable(f"gateway at {address}", text, retry_after=0.0)
+    return _build(CODES.get(error.code(), errors.Internal), text, {}, None)
+
+
+def _build(
+    kind: type[HedgerowError], text: str, metadata: Mapping[str, str], retry_after: float | None
+) -> HedgerowError:
+    error = kind.__new__(kind)  # the classes' own constructors make up messages; this one came over the wire
+    HedgerowError.__init__(error, text, metadata=metadata, retry_after=retry_after)
+    if isinstance(error, errors.InvalidRequest):
+        error.field, error.value = metadata.get("field", ""), metadata.get("value", "")
+        error.limit = metadata.get("limit", "")
+    return error

@@ -1,0 +1,214 @@
+"""What a client gives and gets. Plain frozen data, named as in the protos."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+
+class FinishReason(enum.StrEnum):
+    """Why a session ended; equal to its name as text, `finish_reason == "stop"`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+    RUNNING = "running"
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of `generate`, `complete` and `chat`. What is left out takes the model's default.
+
+    `timeout` bounds the whole call, in seconds, and raises DeadlineExceeded; after `deadline` seconds generation ends
+    with what there is and the finish reason "deadline". `idempotency_key` is made up when none is given.
+    """
+
+    model: str
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    logit_bias: Mapping[int, float]
+    ignore_eos: bool
+    budget: int
+    topk_cap: int
+    priority: int
+    tenant: str
+    deadline: float
+    timeout: float
+    idempotency_key: str
+    return_steps: bool
+    return_trees: bool
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation. `role` is "system", "user", "assistant" or "tool"."""
+
+    role: str
+    content: str = ""
+    name: str = ""
+    reasoning_content: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The parameters of a session as the server resolved them."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verification step. `tree_parents` and `tree_tokens` are there when `return_trees` asked for them."""
+
+    step_id: int
+    budget: int
+    tree_nodes: int
+    accepted: int
+    emitted: int
+    batch_sequences: int
+    batch_rows: int
+    tree_parents: Sequence[int] = ()
+    tree_tokens: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Nanoseconds of a step or of a session; `step_end_unix_ns` is a point in Unix time."""
+
+    queue_ns: int = 0
+    prefill_ns: int = 0
+    draft_ns: int = 0
+    verify_ns: int = 0
+    accept_ns: int = 0
+    commit_ns: int = 0
+    total_ns: int = 0
+    step_end_unix_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a session cost. Draft tokens are not completion tokens."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    steps: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Started:
+    """The first event: the session is in the store. `exact`: one fixed token sequence, whatever happens."""
+
+    session_id: str
+    model: str
+    prompt_tokens: int
+    sampling: Sampling
+    fingerprint: str
+    exact: bool
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Committed tokens, and the text they release; the text lags behind where a character or a stop is unfinished."""
+
+    token_offset: int
+    text_offset: int
+    tokens: Sequence[int]
+    text: str
+    digest: bytes
+    steps: Sequence[Step] = ()
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event."""
+
+    reason: FinishReason
+    usage: Usage
+    token_offset: int
+    text_offset: int
+    digest: bytes
+    exact: bool
+    matched_stop: str = ""
+    matched_token: int | None = None
+    timings: Timings | None = None
+
+
+Event = Started | Chunk | Finished
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole generation."""
+
+    text: str
+    tokens: Sequence[int]
+    usage: Usage
+    finish_reason: FinishReason
+    steps: Sequence[Step]
+    session_id: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that can be asked for."""
+
+    name: str
+    context_length: int
+    vocab_size: int
+    fingerprint: str
+    ready: bool
+    default_budget: int
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is recorded of a session."""
+
+    session_id: str
+    model: str
+    prompt_tokens: int
+    token_count: int
+    finish_reason: FinishReason
+    usage: Usage
+    digest: bytes
+    sampling: Sampling
+    exact: bool
+    fingerprint: str
