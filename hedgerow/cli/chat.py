@@ -1,0 +1,89 @@
+"""`hedgerow chat`: a conversation, turn by turn, or one question."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+
+from hedgerow.cli import options
+from hedgerow.cli.command import Command
+from hedgerow.cli.show import exit_status, show
+from hedgerow.client import Client, Message, SyncStream
+from hedgerow.errors import HedgerowError, Unavailable
+
+PROMPT = "> "
+HELP = "Ctrl-C stops an answer, Ctrl-D or /exit ends, /new starts over"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The question and the options."""
+    parser.add_argument("question", nargs="?", help="ask this and end; without it: a conversation")
+    parser.add_argument("--system", metavar="TEXT", help="a system message at the beginning")
+    thinking = parser.add_mutually_exclusive_group()
+    thinking.add_argument("--thinking", action="store_true", default=None, help="let the model think first")
+    thinking.add_argument("--no-thinking", action="store_false", dest="thinking", help="do not let it")
+    options.add_arguments(parser)
+
+
+def run(client: Client, args: argparse.Namespace) -> int:
+    """One question, the lines of a pipe as turns, or a conversation on a terminal."""
+    beginning = [Message("system", args.system)] if args.system else []
+    if args.question is not None:
+        with _ask(client, [*beginning, Message("user", args.question)], args) as stream:
+            show(stream, as_json=args.json, runs=args.show_runs)
+            return exit_status(stream)
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  line editing and history, where the platform has it
+        print(HELP, file=sys.stderr)
+    return _converse(client, beginning, args)
+
+
+def _converse(client: Client, beginning: list[Message], args: argparse.Namespace) -> int:
+    messages = list(beginning)
+    while (question := _next_question()) is not None:
+        if question == "/new":
+            messages = list(beginning)
+        elif question:
+            messages.append(Message("user", question))
+            answer = _answer(client, messages, args)
+            if answer is None:
+                messages.pop()
+            else:
+                messages.append(Message("assistant", answer))
+    return 0
+
+
+def _next_question() -> str | None:
+    """The next line; None: the end. An interrupt at the prompt only clears the line."""
+    while True:
+        try:
+            line = input(PROMPT if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            continue
+        return None if line in ("/exit", "/quit") else line
+
+
+def _answer(client: Client, messages: list[Message], args: argparse.Namespace) -> str | None:
+    """Show one answer; None: there is none, and the question is not part of the conversation."""
+    try:
+        with _ask(client, messages, args) as stream:
+            return show(stream, as_json=args.json, runs=args.show_runs)
+    except KeyboardInterrupt:
+        print("\n(stopped)", file=sys.stderr)
+    except Unavailable:
+        raise
+    except HedgerowError as error:
+        print(f"hedgerow: {error}", file=sys.stderr)
+    return None
+
+
+def _ask(client: Client, messages: list[Message], args: argparse.Namespace) -> SyncStream:
+    return client.chat(messages, thinking=args.thinking, **options.options(args))
+
+
+COMMANDS = (Command("chat", "talk to the model", add_arguments, run),)

@@ -1,0 +1,52 @@
+"""`hedgerow generate`: continue a text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hedgerow.cli import options
+from hedgerow.cli.command import Command
+from hedgerow.cli.show import exit_status, show
+from hedgerow.client import Client
+from hedgerow.errors import InvalidRequest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The prompt and the options."""
+    parser.add_argument("prompt", nargs="?", help="the text to continue; `-`, or nothing in a pipe: standard input")
+    parser.add_argument("--file", type=Path, metavar="PATH", help="continue this file's text")
+    options.add_arguments(parser)
+
+
+def run(client: Client, args: argparse.Namespace) -> int:
+    """Stream the continuation to standard output."""
+    with client.generate(prompt_of(args), **options.options(args)) as stream:
+        show(stream, as_json=args.json, runs=args.show_runs)
+        return exit_status(stream)
+
+
+def prompt_of(args: argparse.Namespace) -> str:
+    """The text from wherever it was given. Raises InvalidRequest."""
+    if args.prompt is not None and args.file is not None:
+        raise InvalidRequest("prompt", args.prompt, "not given together with --file")
+    if args.file is not None:
+        return _read(args.file)
+    if args.prompt is not None and args.prompt != "-":
+        return str(args.prompt)
+    if args.prompt is None and sys.stdin.isatty():
+        raise InvalidRequest("prompt", None, "given as an argument, with --file, or on standard input")
+    return sys.stdin.read()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest("--file", str(path), f"a readable file: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest("--file", str(path), "UTF-8 text") from None
+
+
+COMMANDS = (Command("generate", "continue a text", add_arguments, run),)

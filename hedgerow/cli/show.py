@@ -1,0 +1,75 @@
+"""How a stream of chunks looks on a terminal, in a pipe and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from itertools import cycle
+from typing import Any, TextIO
+
+from hedgerow.client import Chunk, Finished, FinishReason, Started, SyncStream
+
+# Background colours, two in turn, so that neighbouring runs are told apart on dark and light terminals.
+COLOURS = ("\x1b[48;5;24m\x1b[38;5;231m", "\x1b[48;5;238m\x1b[38;5;231m")
+RESET = "\x1b[0m"
+
+
+def show(stream: SyncStream, *, as_json: bool, runs: bool, out: TextIO | None = None) -> str:
+    """Print a stream as it comes; returns its text."""
+    out = out or sys.stdout
+    if as_json:
+        return _show_json(stream, out)
+    text: list[str] = []
+    marks = cycle(COLOURS)
+    for chunk in stream:
+        text.append(chunk.text)
+        out.write(_marked(chunk, next(marks), coloured=out.isatty()) if runs else chunk.text)
+        out.flush()
+    out.write("\n")
+    if stream.finished and runs:
+        out.write(f"{summary(stream.finished)}\n")
+    return "".join(text)
+
+
+def summary(finished: Finished) -> str:
+    """One line about what it took."""
+    usage = finished.usage
+    rate = usage.completion_tokens / max(usage.steps, 1)
+    return f"[{usage.completion_tokens} tokens, {usage.steps} steps, {rate:.2f} tokens a step, {finished.reason}]"
+
+
+def exit_status(stream: SyncStream) -> int:
+    """0, unless the session ended otherwise than the model or its limits would have it."""
+    ended = stream.finished
+    return int(ended is None or ended.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR))
+
+
+def _marked(chunk: Chunk, colour: str, *, coloured: bool) -> str:
+    """One step's run of tokens: what the tree gave and the target agreed with, and the bonus."""
+    if not chunk.text:
+        return ""
+    if not coloured:
+        return f"[{chunk.text}]"
+    # A background colour that runs through a line's end would fill the rest of the terminal's line.
+    return "\n".join(f"{colour}{line}{RESET}" if line else "" for line in chunk.text.split("\n"))
+
+
+def _show_json(stream: SyncStream, out: TextIO) -> str:
+    text: list[str] = []
+    for event in stream.events():
+        kind = {Started: "started", Chunk: "chunk", Finished: "finished"}[type(event)]
+        if isinstance(event, Chunk):
+            text.append(event.text)
+        out.write(json.dumps({"event": kind, **plain(asdict(event))}, ensure_ascii=False) + "\n")
+        out.flush()
+    return "".join(text)
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: digests in hexadecimal."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
