@@ -16,7 +16,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.drive import Job, Subjects, drive_now, load, machine
+import torch
+
+from bench.drive import Job, drive_now
+from bench.subjects import Subjects, machine
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.types import Sampling
 from hedgerow.engine.verifier import VerifierEngine
@@ -63,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", nargs="*", default=["T=0"], choices=list(SETTINGS))
     parser.add_argument("--out", type=Path, default=Path("bench/results/acceptance.json"))
     args = parser.parse_args(argv)
-    args.tiny = False
-    subjects = load(args)
+    torch.set_num_threads(args.threads)
+    subjects = Subjects.read(args.model, args.drafter, args.heads, most_tokens=2048)
     chosen = range(min(args.prompts, len(subjects.prompts)))
     print(
         f"{len(chosen)} held-out heads, {args.tokens} tokens each: tokens per step, mean (10 %, 50 %, 90 % of prompts)"
