@@ -1,0 +1,165 @@
+"""The drafter's engine: per sequence the context of a DFlash model, per step one tree for each sequence that wants one.
+
+Its state is a cache. A sequence that is not held, was evicted or has a gap in its features simply starts later; what is
+missing is told by `features_from`. Not thread-safe: one thread calls it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, TreeNodes
+from hedgerow.errors import InvalidRequest
+from hedgerow.model.dflash import DFlashModel, DraftState
+from kernels.tree_build import candidates, top_logprobs, tree_build
+
+NO_NODES = TreeNodes((), (), ())
+# Sizes at which trees are built: each has a table of its own (tree_build), all of which are made at start.
+BUILD_SIZES = (4, 8, 12, 16, 24, 32, 48, 63, 96, 128)
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """Limits of one DrafterEngine. Raises InvalidRequest with the field, the value and the limit."""
+
+    max_sequences: int = 64  # whose context is kept; also the most in one batch
+    max_budget: int = 63
+
+    def __post_init__(self) -> None:
+        _check("max_sequences", self.max_sequences, self.max_sequences >= 1, "at least 1")
+        _check("max_budget", self.max_budget, 0 <= self.max_budget <= BUILD_SIZES[-1], f"0 to {BUILD_SIZES[-1]}")
+
+
+class DrafterEngine:
+    """Trees from a DFlash model.
+
+    `incarnation`: 16 random bytes, new whenever all state is gone.
+    """
+
+    def __init__(self, model: DFlashModel, config: DrafterConfig) -> None:
+        self.config = config
+        self._model = model
+        self._depth = model.block_size - 1
+        self._reach = model.config.max_position_embeddings  # positions that the model can stand at
+        self._states: OrderedDict[int, DraftState] = OrderedDict()  # least recently used first
+        self.incarnation = os.urandom(16)
+        for size in BUILD_SIZES[: BUILD_SIZES.index(_build_size(config.max_budget)) + 1]:
+            candidates(self._depth, size, torch.device("cpu"))
+
+    @property
+    def held(self) -> int:
+        """Sequences whose context is held."""
+        return len(self._states)
+
+    def drop_all(self) -> None:
+        """Forgets every sequence, as a restart would."""
+        self._states.clear()
+        self.incarnation = os.urandom(16)
+
+    @torch.inference_mode()
+    def draft(self, batch: DraftBatch) -> DraftAnswer:
+        """Takes every work's features, then builds one tree for each work with a budget, in their order.
+
+        A tree is empty where the context does not reach the anchor. InvalidRequest for a work that makes no sense;
+        nothing of the batch has then been done.
+        """
+        self._check(batch)
+        begun = time.perf_counter_ns()
+        for sequence in batch.release:
+            self._states.pop(sequence, None)
+        ends = [self._take(work) for work in batch.works]
+        while len(self._states) > self.config.max_sequences:
+            self._states.popitem(last=False)
+        ready = [work for work in batch.works if work.budget and self._whole(work)]
+        logits = self._forward(ready)
+        forwarded = time.perf_counter_ns()
+        nodes = dict(zip((work.sequence for work in ready), self._build(logits, ready), strict=True))
+        trees = [
+            DraftTree(work.sequence, nodes.get(work.sequence, NO_NODES), end)
+            for work, end in zip(batch.works, ends, strict=True)
+            if work.budget
+        ]
+        built = time.perf_counter_ns()
+        return DraftAnswer(batch.step_id, trees, self.incarnation, forwarded - begun, built - forwarded)
+
+    def _take(self, work: DraftWork) -> int:
+        """Appends what is new of the work's features; gives the first position that is still missing."""
+        position, rows = work.feature_position, len(work.features)
+        end = position + rows
+        if end > self._reach:  # nothing can be drafted from here on, and sending it again would not help
+            self._states.pop(work.sequence, None)
+            return end
+        state = self._states.get(work.sequence)
+        if state is None:
+            if rows == 0:
+                return 0
+            state = self._states[work.sequence] = self._model.new_state()
+            state.reset(position)
+        self._states.move_to_end(work.sequence)
+        if position > state.end and rows:
+            state.reset(position)
+        if end > state.end:
+            self._model.append(state, work.features[state.end - position :], state.end)
+        return state.end
+
+    def _whole(self, work: DraftWork) -> bool:
+        """Whether the context is there and ends right before the anchor."""
+        state = self._states.get(work.sequence)
+        return state is not None and state.start < state.end == work.anchor_position < self._reach
+
+    def _forward(self, works: Sequence[DraftWork]) -> torch.Tensor | None:
+        if not works:
+            return None
+        states = [self._states[work.sequence] for work in works]
+        return self._model.draft(states, [work.anchor for work in works], [work.anchor_position for work in works])
+
+    def _build(self, logits: torch.Tensor | None, works: Sequence[DraftWork]) -> list[TreeNodes]:
+        if logits is None:
+            return []
+        size = _build_size(max(work.budget for work in works))
+        ranks = max(min(work.topk_cap or work.budget, work.budget) for work in works)
+        best = top_logprobs(logits, ranks)
+        budgets = torch.tensor([work.budget for work in works])
+        caps = torch.tensor([work.topk_cap for work in works])
+        built = tree_build(best.logprobs, best.tokens, budgets, caps, size)
+        tokens, parents, logprobs = built.tokens.tolist(), built.parents.tolist(), built.logprobs.tolist()
+        return [TreeNodes(tokens[s][:n], parents[s][:n], logprobs[s][:n]) for s, n in enumerate(built.counts.tolist())]
+
+    def _check(self, batch: DraftBatch) -> None:
+        count, distinct = len(batch.works), len({work.sequence for work in batch.works})
+        _check("works", count, count <= self.config.max_sequences, f"at most {self.config.max_sequences} sequences")
+        _check("works", count - distinct, count == distinct, "no sequence twice")
+        for work in batch.works:
+            self._check_work(work)
+
+    def _check_work(self, work: DraftWork) -> None:
+        width, features = self._model.feature_width, work.features
+        shape = tuple(features.shape)
+        wide = len(shape) == 2 and (shape[1] == width or shape[0] == 0)
+        _check("features", shape, wide, f"[rows, {width}]")
+        _check("features", features.dtype, features.dtype == torch.float32, "float32")
+        _check("feature_position", work.feature_position, work.feature_position >= 0, "at least 0")
+        _check("budget", work.budget, 0 <= work.budget <= self.config.max_budget, f"0 to {self.config.max_budget}")
+        _check("topk_cap", work.topk_cap, work.topk_cap >= 0, "at least 0")
+        _check("anchor", work.anchor, 0 <= work.anchor < self._model.vocab_size, f"below {self._model.vocab_size}")
+        _check("anchor_position", work.anchor_position, work.anchor_position >= 0, "at least 0")
+        if work.budget:
+            state = self._states.get(work.sequence)
+            end = max(work.feature_position + shape[0], state.end if state else 0)
+            limit = f"at least {end}: every context position is below it"
+            _check("anchor_position", work.anchor_position, work.anchor_position >= end, limit)
+
+
+def _build_size(budget: int) -> int:
+    return next(size for size in BUILD_SIZES if size >= budget)
+
+
+def _check(field: str, value: object, holds: bool, limit: str) -> None:
+    if not holds:
+        raise InvalidRequest(field, value, limit)
