@@ -3,6 +3,9 @@
 HedgerowError
  +- InvalidRequest      a field's value is out of its limits                 never retry as it is
  +- NotFound            no such session or model                             never retry as it is
+ |   +- SessionUnknown   no session of this id was ever here, or it is long gone
+ |   +- SessionExpired   its retention is over
+ |   +- SessionDeleted   somebody deleted it, or it is another one of the same id
  +- AlreadyExists       the id or idempotency key is taken                   never retry as it is
  +- Unsupported         a valid request that this version does not serve     never retry as it is
  +- Overloaded          a bounded queue is full                              retry after `retry_after`
@@ -59,6 +62,33 @@ class NotFound(HedgerowError):
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(f"no {kind} {name!r}", metadata={"kind": kind, "name": name})
+
+
+class SessionUnknown(NotFound):
+    """No session of this id is known, nor a trace of one."""
+
+    reason = "SESSION_UNKNOWN"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__("session", session_id)
+
+
+class SessionExpired(NotFound):
+    """The session's retention is over; its tombstone is still there."""
+
+    reason = "SESSION_EXPIRED"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__("session", session_id)
+
+
+class SessionDeleted(NotFound):
+    """The session was deleted, or this id belongs to another session now."""
+
+    reason = "SESSION_DELETED"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__("session", session_id)
 
 
 class AlreadyExists(HedgerowError):

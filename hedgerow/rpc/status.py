@@ -27,6 +27,9 @@ MESSAGE_LIMIT, VALUE_LIMIT = 1024, 256
 TABLE: tuple[tuple[grpc.StatusCode, type[HedgerowError]], ...] = (
     (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidRequest),
     (grpc.StatusCode.NOT_FOUND, errors.NotFound),
+    (grpc.StatusCode.NOT_FOUND, errors.SessionUnknown),
+    (grpc.StatusCode.NOT_FOUND, errors.SessionExpired),
+    (grpc.StatusCode.NOT_FOUND, errors.SessionDeleted),
     (grpc.StatusCode.ALREADY_EXISTS, errors.AlreadyExists),
     (grpc.StatusCode.UNIMPLEMENTED, errors.Unsupported),
     (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def until(stop: asyncio.Event, messages: AsyncIterator[T]) -> AsyncIterator[T]:
+async def until(stop: asyncio.Event, messages: AsyncIterator[T]) -> AsyncGenerator[T, None]:
     """The messages of a call, up to its end or to `stop`.
 
     A read that is under way at `stop` is left to end with its call: gRPC's core still owns the memory that it reads
