@@ -1,0 +1,134 @@
+"""Scripts on Redis: one round trip for any number of calls, EVALSHA with a NOSCRIPT fallback, bounded in time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from hedgerow.errors import Unavailable
+
+FOLDER = Path(__file__).parent / "scripts"
+RETRY_AFTER = 0.2
+"""Seconds after which a caller may try again when Redis is away."""
+
+
+class Script:
+    """A script of a session (`shared`: session.lua stands before it) or one that stands alone."""
+
+    def __init__(self, name: str, *, shared: bool = True) -> None:
+        first, _, rest = (FOLDER / f"{name}.lua").read_text().partition("\n")
+        assert first.startswith("#!lua"), (
+            "without it Redis checks neither memory nor keys before the script's first write"
+        )
+        prelude = (FOLDER / "session.lua").read_text() if shared else ""
+        self.name = name
+        self.source = f"{first}\n{prelude}{rest}".encode()
+        # SHA-1 is how Redis names scripts.
+        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+
+
+class Call(NamedTuple):
+    """One call of a script."""
+
+    script: Script
+    keys: Sequence[bytes]
+    arguments: Sequence[bytes]
+
+
+class Runner:
+    """Calls scripts and commands on one Redis.
+
+    Every method raises Unavailable where Redis cannot be reached or did not answer within `timeout` seconds; whether
+    the calls took effect is then unknown.
+    """
+
+    def __init__(self, url: str, *, timeout: float, connections: int) -> None:
+        self.timeout = timeout
+        self.pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url,
+            max_connections=connections,
+            timeout=timeout,
+            socket_connect_timeout=timeout,
+            socket_timeout=None,  # one deadline around the whole exchange instead of one per read
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.pool.disconnect()
+
+    async def call(self, script: Script, keys: Sequence[bytes], *arguments: bytes) -> Any:
+        """One call. Raises ResponseError where the script failed."""
+        (reply,) = await self.call_all([Call(script, keys, arguments)])
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
+
+    async def call_all(self, calls: Sequence[Call]) -> list[Any]:
+        """All calls in one round trip, in order; a call that failed answers with its ResponseError.
+
+        A second round trip follows only where Redis does not know a script: after its start, a fail-over, SCRIPT FLUSH.
+        """
+        replies = await self.exchange(
+            [(b"EVALSHA", c.script.sha, b"%d" % len(c.keys), *c.keys, *c.arguments) for c in calls]
+        )
+        missing = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if missing:
+            # EVAL rather than SCRIPT LOAD: it reaches the node that the keys are on, and loads and runs at once.
+            again = await self.exchange(
+                [
+                    (b"EVAL", c.script.source, b"%d" % len(c.keys), *c.keys, *c.arguments)
+                    for c in (calls[i] for i in missing)
+                ]
+            )
+            for i, reply in zip(missing, again, strict=True):
+                replies[i] = reply
+        return replies
+
+    async def exchange(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
+        """Send commands at once and read all replies. A broken connection is replaced once."""
+        packed = b"".join(_pack(command) for command in commands)
+        try:
+            async with asyncio.timeout(self.timeout):
+                try:
+                    return await self._exchange(packed, len(commands))
+                except RedisConnectionError:  # every command that we send may be repeated
+                    return await self._exchange(packed, len(commands))
+        except TimeoutError:
+            raise Unavailable("redis", f"no answer within {self.timeout:g} s", RETRY_AFTER) from None
+        except (RedisError, OSError) as error:
+            raise Unavailable("redis", str(error) or type(error).__name__, RETRY_AFTER) from error
+
+    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
+        connection = await self.pool.get_connection()  # type: ignore[no-untyped-call]
+        try:
+            await connection.send_packed_command(packed)
+            replies: list[Any] = []
+            for _ in range(count):
+                try:
+                    replies.append(await connection.read_response(disable_decoding=True))
+                except ResponseError as error:
+                    replies.append(error)
+            return replies
+        except BaseException:
+            # Replies that nobody read would answer the next caller.
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await self.pool.release(connection)
+
+
+def _pack(command: Sequence[bytes]) -> bytes:
+    parts = [b"*%d\r\n" % len(command)]
+    parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in command]
+    return b"".join(parts)

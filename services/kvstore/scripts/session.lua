@@ -1,0 +1,55 @@
+-- What every script of a session shares. It is put between a script's first line and the rest of it.
+--
+-- KEYS, all of one hash tag:
+--   1  record  hash: what load_session reads, and `record`, the part that never changes.
+--              Integers are decimal text, ids and digests 16 raw bytes.
+--   2  log     stream: one entry a chunk, its id is "<offset + 1>-0", so a chunk is found by any offset in it.
+--              tokens (uint32, little-endian), digest (after them), view (what the client asked to see), view_offset
+--   3  mark    "live" or "deleted"; it outlives the record, so a missing record with a live mark has expired, and one
+--              with no mark was never there or was lost.
+local OK, FENCED, GAP, MISMATCH, CONFLICT, FINISHED, GONE, FORGOTTEN = 1, 2, 3, 4, 5, 6, 8, 9
+local EXISTS, EXPIRED, DELETED, UNKNOWN, RACED = 101, 102, 103, 104, 105
+local FORMAT = '1'
+
+local function load_session()
+  local v = redis.call('HMGET', KEYS[1], 'format', 'birth', 'epoch', 'owner', 'length', 'digest', 'digest0', 'finish',
+    'usage', 'matched_stop', 'matched_token', 'cancel', 'ttl', 'tombstone_ttl')
+  if not v[1] then return nil end
+  if v[1] ~= FORMAT then error({ err = 'FORMAT ' .. v[1] .. ' is not ' .. FORMAT }) end
+  return { birth = v[2], epoch = tonumber(v[3]), owner = v[4], length = tonumber(v[5]), digest = v[6], digest0 = v[7],
+    finish = tonumber(v[8]), usage = v[9], matched_stop = v[10], matched_token = v[11], cancel = tonumber(v[12]),
+    ttl = tonumber(v[13]), tombstone_ttl = tonumber(v[14]) }
+end
+
+-- Why there is no record.
+local function absence()
+  local mark = redis.call('GET', KEYS[3])
+  if not mark then return UNKNOWN end
+  return mark == 'deleted' and DELETED or EXPIRED
+end
+
+-- Why this lease may not change this session; nil: it may.
+local function refusal(session, epoch, owner, birth)
+  if not session then return absence() == UNKNOWN and FORGOTTEN or GONE end
+  if session.birth ~= birth then return GONE end
+  if epoch < session.epoch then return FENCED end
+  if epoch > session.epoch then return FORGOTTEN end
+  if owner ~= session.owner then return FENCED end
+end
+
+-- A life of at least `ttl` from now on. It is lengthened by a sixteenth more, so that not every append has to.
+local function keep_alive(session, is_new)
+  if not is_new and redis.call('PTTL', KEYS[1]) >= session.ttl then return end
+  local life = session.ttl + math.ceil(session.ttl / 16)
+  redis.call('PEXPIRE', KEYS[1], life)
+  redis.call('PEXPIRE', KEYS[2], life)
+  redis.call('SET', KEYS[3], 'live', 'PX', life + session.tombstone_ttl)
+end
+
+-- One string an answer: parsing ten small replies a session costs the caller several times as much.
+local function answer(status, session)
+  local s = session
+  if not s then return struct.pack('B', status) .. string.rep('\0', 58) end
+  return struct.pack('<BI8I4BBc16c16I4I4I4', status, s.epoch, s.length, s.finish, s.cancel, s.owner, s.digest, #s.usage,
+    #s.matched_stop, #s.matched_token) .. s.usage .. s.matched_stop .. s.matched_token
+end

@@ -1,0 +1,77 @@
+"""The kvstore as a process: parse, connect, serve."""
+
+from __future__ import annotations
+
+from redis.exceptions import RedisError
+
+from hedgerow.errors import Unavailable
+from hedgerow.rpc.config import ConfigError, variable_of
+from hedgerow.rpc.health import Health
+from hedgerow.rpc.server import serve
+from hedgerow.rpc.work import serve_while
+from hedgerow.v1 import kvstore_pb2_grpc
+from services.kvstore.config import KvStoreConfig
+from services.kvstore.prefixes import Prefixes
+from services.kvstore.scripts import Runner
+from services.kvstore.servicer import KvStoreServicer
+from services.kvstore.store import Store, parse_info
+from services.kvstore.tail import Followers
+
+SERVICE = "hedgerow.v1.KvStoreService"
+OLDEST_REDIS = (7, 0)
+
+
+async def run(config: KvStoreConfig) -> None:
+    """Serve until SIGTERM. SERVING while a Redis that may hold sessions answers."""
+    runner = _connect(config)
+    followers: Followers
+    store = Store(
+        runner,
+        tombstone=config.tombstone_ms,
+        lease=config.lease_ms,
+        on_change=lambda session_id: followers.wake(session_id),
+    )
+    followers = Followers(store, config.tail_poll_ms / 1000)
+    health = Health([SERVICE], {"redis": lambda: fitness(runner)}, timeout=2 * config.redis_timeout)
+    servicer = KvStoreServicer(config, store, followers, Prefixes(runner), health.draining)
+
+    async def end_tails() -> None:
+        await health.draining.wait()
+        followers.close(Unavailable("kvstore", "it is draining", retry_after=0.0))
+
+    try:
+        await serve_while(
+            serve(
+                "kvstore",
+                lambda server: kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(servicer, server),  # type: ignore[no-untyped-call]
+                config,
+                health,
+            ),
+            end_tails(),
+        )
+    finally:
+        await runner.close()
+
+
+async def fitness(runner: Runner) -> str | None:
+    """Why this Redis may not hold sessions; None: it may."""
+    info: dict[str, str] = {}
+    for reply in await runner.exchange([(b"INFO", b"server"), (b"INFO", b"memory"), (b"INFO", b"replication")]):
+        if isinstance(reply, RedisError):
+            return f"INFO was refused: {reply}"
+        info.update(parse_info(reply))
+    version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
+    if version < OLDEST_REDIS:
+        return f"Redis {info['redis_version']} is too old: scripts with flags need 7.0"
+    if info["maxmemory_policy"] != "noeviction":
+        return f"maxmemory-policy is {info['maxmemory_policy']}: it would evict sessions; set noeviction"
+    if info["role"] != "master":
+        return f"this Redis is a {info['role']}: it takes no writes"
+    return None
+
+
+def _connect(config: KvStoreConfig) -> Runner:
+    try:
+        return Runner(config.redis_url, timeout=config.redis_timeout, connections=config.redis_connections)
+    except ValueError as error:  # its text names the schemes, never the URL
+        raise ConfigError(variable_of("redis_url"), "the value", str(error)) from None

@@ -1,0 +1,119 @@
+"""KvStoreService over gRPC: convert, one call of the store, convert."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from hedgerow.errors import Unavailable
+from hedgerow.rpc.streams import until
+from hedgerow.v1 import kvstore_pb2 as pb
+from hedgerow.v1 import kvstore_pb2_grpc
+from services.kvstore import convert
+from services.kvstore.config import KvStoreConfig
+from services.kvstore.prefixes import Prefixes
+from services.kvstore.store import Store
+from services.kvstore.tail import Followers
+
+ALL_CHUNKS = 2**31 - 1
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
+    """`draining` ends the streams that peers hold open for ever."""
+
+    def __init__(
+        self,
+        config: KvStoreConfig,
+        store: Store,
+        followers: Followers,
+        prefixes: Prefixes,
+        draining: asyncio.Event,
+    ) -> None:
+        self.config, self.store, self.followers = config, store, followers
+        self.prefixes, self.draining = prefixes, draining
+
+    async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> pb.CreateSessionResponse:
+        """Writes the record and grants epoch 1."""
+        return convert.create_response(await self.store.create(convert.new_session(request, self.config)))
+
+    async def AcquireLease(self, request: pb.AcquireLeaseRequest, context: Context) -> pb.AcquireLeaseResponse:
+        """Grants max(stored epoch, floor) + 1."""
+        answer = await self.store.acquire(
+            convert.session_id(request.session_id),
+            convert.mark("owner", request.owner),
+            convert.epoch_floor(request.epoch_floor),
+            convert.optional_mark("birth", request.birth),
+            only_expired=request.only_expired,
+        )
+        return pb.AcquireLeaseResponse(lease=convert.lease_of(answer.state), state=convert.state(answer.state))
+
+    async def RenewOwner(self, request: pb.RenewOwnerRequest, context: Context) -> pb.RenewOwnerResponse:
+        """Keeps every lease of one owner."""
+        owner, ttl = convert.mark("owner", request.owner), convert.owner_ttl(request.ttl_ms)
+        return pb.RenewOwnerResponse(cancelled_sessions=await self.store.renew(owner, ttl))
+
+    async def Append(
+        self, requests: AsyncIterator[pb.AppendRequest], context: Context
+    ) -> AsyncIterator[pb.AppendResponse]:
+        """One message after the other, so that a session's appends keep their order."""
+        async with aclosing(until(self.draining, requests)) as messages:
+            async for request in messages:
+                entries = convert.entries(request, self.config)
+                yield convert.append_response(request.batch_id, entries, await self.store.append(entries))
+        if self.draining.is_set():
+            raise Unavailable("kvstore", "it is draining; append again elsewhere", retry_after=0.0)
+
+    async def GetSession(
+        self, request: pb.KvStoreServiceGetSessionRequest, context: Context
+    ) -> pb.KvStoreServiceGetSessionResponse:
+        """A session at one moment."""
+        chunks = 0 if request.state_only else ALL_CHUNKS
+        start = convert.offset("from_offset", request.from_offset)
+        session = await self.store.read(convert.session_id(request.session_id), start, chunks=chunks, record=True)
+        return convert.session_response(session, state_only=request.state_only)
+
+    async def Tail(self, request: pb.TailRequest, context: Context) -> AsyncIterator[pb.TailResponse]:
+        """Committed tokens as they come."""
+        session_id, start = convert.session_id(request.session_id), convert.offset("from_offset", request.from_offset)
+        async with aclosing(self.followers.follow(session_id, start)) as growths:
+            async for growth in growths:
+                yield convert.tail_response(growth)
+
+    async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
+        """Ends a session without tokens."""
+        state = await self.store.close(
+            convert.session_id(request.session_id),
+            convert.lease(request.lease),
+            convert.mark("birth", request.birth),
+            convert.finish_reason(request.finish_reason, required=True),
+            request.usage.SerializeToString(),
+        )
+        return pb.CloseSessionResponse(state=convert.state(state))
+
+    async def MarkCancel(self, request: pb.MarkCancelRequest, context: Context) -> pb.MarkCancelResponse:
+        """Writes the mark that the owner sees."""
+        was_running, owner = await self.store.mark_cancel(convert.session_id(request.session_id))
+        return pb.MarkCancelResponse(was_running=was_running, owner=owner)
+
+    async def DeleteSession(
+        self, request: pb.KvStoreServiceDeleteSessionRequest, context: Context
+    ) -> pb.KvStoreServiceDeleteSessionResponse:
+        """Removes prompt and tokens."""
+        existed = await self.store.delete(convert.session_id(request.session_id))
+        return pb.KvStoreServiceDeleteSessionResponse(existed=existed)
+
+    async def PutPrefixes(self, request: pb.PutPrefixesRequest, context: Context) -> pb.PutPrefixesResponse:
+        """Records what a verifier holds."""
+        blocks = convert.blocks(request.block_hashes, self.config)
+        await self.prefixes.put(convert.verifier(request.verifier), blocks, convert.prefix_ttl(request.ttl_ms))
+        return pb.PutPrefixesResponse()
+
+    async def FindPrefix(self, request: pb.FindPrefixRequest, context: Context) -> pb.FindPrefixResponse:
+        """Who holds most of a prompt."""
+        holders = await self.prefixes.find(convert.blocks(request.block_hashes, self.config))
+        return pb.FindPrefixResponse(holders=[pb.PrefixHolder(verifier=h.verifier, blocks=h.blocks) for h in holders])
