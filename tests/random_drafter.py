@@ -13,12 +13,12 @@ INCARNATION = bytes(range(16))
 class RandomDrafter:
     """Trees that depend on (seed, sequence, anchor position) only, whatever else is in the batch.
 
-    `tokens`: what nodes are drawn from, the whole vocabulary unless given; likely ones where some should be accepted.
-    Trees keep to the budget, to the cap of each depth, and to `max_depth`; most are as large as these allow.
+    `tokens`: what nodes are drawn from, distinct; likely ones where some should be accepted. Trees keep to the budget,
+    to the cap of each depth, and to `max_depth`; most are as large as these allow.
     """
 
-    def __init__(self, vocab_size: int, seed: int, tokens: Sequence[int] = (), max_depth: int = 7) -> None:
-        self.seed, self.tokens, self.max_depth = seed, tokens or range(vocab_size), max_depth
+    def __init__(self, seed: int, tokens: Sequence[int], max_depth: int = 7) -> None:
+        self.seed, self.tokens, self.max_depth = seed, tokens, max_depth
 
     async def draft(self, batch: DraftBatch) -> DraftAnswer:
         trees = [

@@ -285,7 +285,7 @@ def test_the_real_drafter_answers_the_same_twice(tiny: tuple[TinyPaths, DFlashMo
 
 
 async def test_the_random_drafter_gives_valid_trees_that_depend_on_their_own_work_only() -> None:
-    drafter = RandomDrafter(100, seed=3, max_depth=5)
+    drafter = RandomDrafter(3, range(100), max_depth=5)
     works = [
         work(s, 0, p, budget, topk_cap=cap)
         for s, p, budget, cap in [(1, 9, 63, 0), (2, 9, 16, 3), (3, 4, 1, 0), (4, 5, 0, 0)]
@@ -297,4 +297,4 @@ async def test_the_random_drafter_gives_valid_trees_that_depend_on_their_own_wor
         assert len(checked.tokens) > asked.budget // 2
         alone = await drafter.draft(DraftBatch(6, [asked]))
         assert alone.trees[0] == tree
-    assert (await RandomDrafter(100, seed=4).draft(DraftBatch(5, works))).trees != answer.trees
+    assert (await RandomDrafter(4, range(100)).draft(DraftBatch(5, works))).trees != answer.trees
