@@ -1,0 +1,22 @@
+"""Configuration of the drafter service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hedgerow.rpc.server import ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterServiceConfig(ServerConfig):
+    """What `python -m services.drafter` takes, as HEDGEROW_<FIELD>."""
+
+    model_path: Path = field(metadata={"help": "folder of the DFlash checkpoint"})
+    target_path: Path = field(metadata={"help": "folder of the target, for its embedding and head"})
+    threads: int = field(default=1, metadata={"min": 1, "max": 256, "help": "threads of one forward pass"})
+    max_sequences: int = field(
+        default=64, metadata={"min": 1, "max": 65536, "help": "sequences whose state is kept, for each verifier"}
+    )
+    max_budget: int = field(default=63, metadata={"min": 0, "max": 4096, "help": "most nodes of a tree"})
+    max_verifiers: int = field(default=4, metadata={"min": 1, "max": 1024, "help": "Draft streams open at once"})

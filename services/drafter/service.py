@@ -1,0 +1,42 @@
+"""The drafter process: loads the drafter and the target's embedding and head, then drafts until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+
+import torch
+from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
+
+from hedgerow.model.dflash import DFlashModel
+from hedgerow.rpc.health import Health
+from hedgerow.rpc.server import serve
+from hedgerow.rpc.work import serve_while
+from services.drafter.config import DrafterServiceConfig
+from services.drafter.convert import Limits, description
+from services.drafter.servicer import DrafterServicer, Loaded
+
+SERVICE = "hedgerow.v1.DrafterService"
+MODEL = "model"
+
+
+async def run(config: DrafterServiceConfig) -> None:
+    """Serves until SIGTERM. Raises HedgerowError with file and field for a checkpoint that cannot be used."""
+    torch.set_num_threads(config.threads)
+    health = Health([SERVICE])
+    health.report(MODEL, "its weights are being loaded")
+    servicer = DrafterServicer(health.draining, config.max_verifiers)
+    serving = serve("drafter", servicer.register, config, health)
+    try:
+        await serve_while(serving, _load(config, servicer, health))
+    finally:
+        servicer.close()
+
+
+async def _load(config: DrafterServiceConfig, servicer: DrafterServicer, health: Health) -> None:
+    model = await asyncio.to_thread(DFlashModel.load, config.model_path, config.target_path)
+    limits = Limits(model.vocab_size, model.feature_width, config.max_budget, config.max_sequences)
+    described = description(config.model_path.name, model, limits, os.urandom(16))
+    servicer.loaded = Loaded(described, limits, partial(DrafterEngine, model, DrafterConfig(config.max_sequences)))
+    health.report(MODEL, None)

@@ -1,0 +1,107 @@
+"""DrafterService: one message a step in each direction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc.aio
+
+from hedgerow.engine.types import DraftAnswer, DraftBatch
+from hedgerow.errors import InvalidRequest, Overloaded, Unavailable
+from hedgerow.rpc.logs import get_log
+from hedgerow.rpc.streams import until
+from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
+from services.drafter.convert import Limits, batch_from, response_from
+
+INCARNATION_BYTES = 16
+log = get_log(__name__)
+
+
+class Engine(Protocol):
+    """What a stream drafts with; its state is that stream's alone."""
+
+    def draft(self, batch: DraftBatch) -> DraftAnswer:
+        """The trees of one step."""
+
+    def drop_all(self) -> None:
+        """Forgets every sequence."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The drafter, once its weights are there."""
+
+    description: drafter_pb2.DrafterServiceDescribeResponse
+    limits: Limits
+    new_engine: Callable[[], Engine]
+
+
+class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
+    """Serves Unavailable until `loaded` is set.
+
+    A stream belongs to one verifier incarnation and has an engine of its own, so that sequence numbers of two verifiers
+    never meet and one's mistakes end with its stream. All engines take turns in one thread; the loop stays free.
+    """
+
+    def __init__(self, draining: asyncio.Event, max_streams: int) -> None:
+        self.loaded: Loaded | None = None
+        self._draining, self._max_streams = draining, max_streams
+        self._streams = 0
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="draft")
+
+    async def Describe(
+        self, request: drafter_pb2.DrafterServiceDescribeRequest, context: Context
+    ) -> drafter_pb2.DrafterServiceDescribeResponse:
+        """What this drafter is. Raises Unavailable until the weights are loaded."""
+        return self._require().description
+
+    async def Draft(
+        self, request_iterator: AsyncIterator[drafter_pb2.DraftRequest], context: Context
+    ) -> AsyncIterator[drafter_pb2.DraftResponse]:
+        """Answers each request in turn; a malformed one ends this stream with InvalidRequest and nothing else."""
+        loaded = self._require()
+        if self._streams >= self._max_streams:
+            raise Overloaded("drafter streams", self._streams, self._max_streams, retry_after=1.0)
+        engine, verifier = loaded.new_engine(), b""
+        self._streams += 1
+        try:
+            async for request in until(self._draining, request_iterator):
+                verifier = _same_verifier(verifier, request.verifier)
+                batch = batch_from(request, loaded.limits)
+                yield response_from(await self._run(engine.draft, batch))
+        finally:
+            self._streams -= 1
+            # In the worker, behind a draft that may still run there, and not awaited: this may be a cancellation.
+            self._worker.submit(engine.drop_all)
+            log.info("a verifier left", verifier=verifier.hex(), streams=self._streams)
+
+    def close(self) -> None:
+        """Lets the worker thread end."""
+        self._worker.shutdown(wait=False)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds this service to `server`."""
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+    def _require(self) -> Loaded:
+        if self.loaded is None:
+            raise Unavailable("drafter", "its weights are being loaded")
+        return self.loaded
+
+    async def _run(self, draft: Callable[[DraftBatch], DraftAnswer], batch: DraftBatch) -> DraftAnswer:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, draft, batch)
+
+
+def _same_verifier(known: bytes, named: bytes) -> bytes:
+    if not known and len(named) != INCARNATION_BYTES:
+        raise InvalidRequest("verifier", named, f"{INCARNATION_BYTES} bytes in the first message")
+    if known and named and named != known:
+        raise InvalidRequest("verifier", named, "one stream is one verifier's")
+    return known or named
+
+
+Context = grpc.aio.ServicerContext[Any, Any]
