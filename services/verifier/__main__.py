@@ -1,0 +1,29 @@
+"""python -m services.verifier, configured by HEDGEROW_* variables."""
+
+import asyncio
+import os
+
+from hedgerow.errors import HedgerowError
+from hedgerow.model.blas import pin_blas
+from hedgerow.rpc.config import from_env_or_exit
+from hedgerow.rpc.logs import set_up_logging
+from services.verifier.config import VerifierServiceConfig
+
+
+def main() -> None:
+    """Fixes what torch reads from the environment when it loads, and only then loads it."""
+    config = from_env_or_exit(VerifierServiceConfig, os.environ)
+    set_up_logging("verifier", config.log_level)
+    pin_blas(os.environ)
+    # A thread that spins while it waits for the next operation takes the core from the other services.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from services.verifier.service import run
+
+    try:
+        asyncio.run(run(config))
+    except HedgerowError as error:
+        raise SystemExit(f"{error.reason}: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Configuration of the verifier service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hedgerow.rpc.config import ConfigError, variable_of
+from hedgerow.rpc.server import ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierServiceConfig(ServerConfig):
+    """What `python -m services.verifier` takes, as HEDGEROW_<FIELD>."""
+
+    model_path: Path = field(metadata={"help": "folder of the checkpoint"})
+    model_name: str = field(metadata={"min": 1, "max": 128, "help": "name under which the model is served"})
+    drafter: str | None = field(default=None, metadata={"help": "address of the drafter; empty: plain decoding"})
+    feature_layers: str = field(
+        default="", metadata={"max": 1024, "help": "the drafter's target layers, as 1,2,3; empty: the drafter is asked"}
+    )
+    default_budget: int = field(
+        default=8, metadata={"min": 0, "max": 4096, "help": "most nodes of a tree, for a request that does not say"}
+    )
+    max_budget: int = field(default=63, metadata={"min": 0, "max": 4096, "help": "the most that a request may ask for"})
+    max_sequences: int = field(default=32, metadata={"min": 1, "max": 65536, "help": "sequences in the running batch"})
+    max_waiting: int = field(default=256, metadata={"min": 0, "max": 1 << 20, "help": "sequences behind it"})
+    cache_pages: int | None = field(
+        default=None,
+        metadata={"min": 1, "max": 1 << 31, "help": "pages of the latent cache; empty: by the other limits"},
+    )
+    prefill_rows: int = field(default=256, metadata={"min": 1, "max": 65536, "help": "prompt rows in one step"})
+    threads: int = field(default=1, metadata={"min": 1, "max": 256, "help": "threads of one forward pass"})
+    draft_timeout_ms: int = field(
+        default=500, metadata={"min": 1, "max": 60_000, "help": "longest wait of a step for its trees"}
+    )
+    outgoing_messages: int = field(
+        default=1024, metadata={"min": 1, "max": 1 << 20, "help": "unsent messages at which a slow gateway is cut off"}
+    )
+    orphan_ms: int = field(
+        default=1000, metadata={"min": 0, "max": 600_000, "help": "how long sequences outlive their gateway's stream"}
+    )
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """`feature_layers` as numbers. Raises ConfigError."""
+        try:
+            return tuple(int(layer) for layer in self.feature_layers.split(",") if layer.strip())
+        except ValueError:
+            raise ConfigError(
+                variable_of("feature_layers"),
+                repr(self.feature_layers),
+                "must be layer numbers with commas between them",
+            ) from None

@@ -1,0 +1,224 @@
+"""hedgerow.v1 messages <-> the engine's nouns."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from hedgerow.engine.types import (
+    DraftAnswer,
+    DraftBatch,
+    DraftTree,
+    Finish,
+    Sampling,
+    Start,
+    StepStats,
+    StepTimings,
+    TreeNodes,
+    Update,
+)
+from hedgerow.engine.verifier import EngineLoad, VerifierEngine
+from hedgerow.errors import HedgerowError, Internal, Unsupported
+from hedgerow.model.k2 import K2Model
+from hedgerow.v1 import common_pb2, drafter_pb2, verifier_pb2
+
+# Fields that this version does not serve, and the values that mean "not asked for".
+_UNSERVED: Mapping[str, tuple[object, ...]] = {
+    "frequency_penalty": (0.0,),
+    "presence_penalty": (0.0,),
+    "repetition_penalty": (0.0, 1.0),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "n": (0, 1),
+}
+_SCALARS = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "max_tokens", "min_tokens", "ignore_eos")
+
+
+def start_from(message: verifier_pb2.StartSequence, owner: bytes) -> Start:
+    """One attachment. Raises Unsupported for what this version cannot do; the engine checks the values."""
+    deadline = time.monotonic() + message.deadline_ms / 1000 if message.deadline_ms else None
+    speculation = message.speculation
+    return Start(
+        session_id=message.session_id,
+        epoch=message.epoch,
+        attempt=message.attempt,
+        prompt=tuple(message.prompt),
+        sampling=sampling_from(message.sampling),
+        committed=tuple(message.committed),
+        budget=speculation.budget if speculation.HasField("budget") else None,
+        topk_cap=speculation.topk_cap,
+        priority=message.priority,
+        deadline=deadline,
+        want_trees=message.return_trees,
+        owner=owner,
+    )
+
+
+def sampling_from(message: common_pb2.SamplingParams) -> Sampling:
+    """Sampling parameters as resolved; what is unset takes the engine's neutral value."""
+    for name, neutral in _UNSERVED.items():
+        if message.HasField(name) and getattr(message, name) not in neutral:
+            raise Unsupported(f"sampling.{name}", "not served by this version")
+    if message.bad_words or message.HasField("grammar"):
+        raise Unsupported(
+            "sampling.bad_words" if message.bad_words else "sampling.grammar", "not served by this version"
+        )
+    given = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    return Sampling(
+        **given,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        logit_bias=dict(message.logit_bias),
+    )
+
+
+def update_to(update: Update) -> verifier_pb2.SequenceUpdate:
+    """What a step did for one sequence."""
+    message = verifier_pb2.SequenceUpdate(
+        session_id=update.session_id,
+        epoch=update.epoch,
+        attempt=update.attempt,
+        offset=update.offset,
+        tokens=update.tokens,
+        finish_reason=int(update.finish),  # type: ignore[arg-type]
+        matched_stop=update.matched_stop,
+        matched_token=update.matched_token,
+    )
+    if update.usage is not None:
+        message.usage.CopyFrom(common_pb2.Usage(**update.usage._asdict()))
+    if update.stats is not None:
+        message.stats.CopyFrom(stats_to(update.stats))
+    if update.error is not None:
+        message.error.CopyFrom(error_to(update.error))
+    return message
+
+
+def stats_to(stats: StepStats) -> common_pb2.StepStats:
+    """One step of one sequence."""
+    return common_pb2.StepStats(**stats._asdict())
+
+
+def timings_to(timings: StepTimings) -> common_pb2.Timings:
+    """Where a step's time went."""
+    return common_pb2.Timings(**timings._asdict())
+
+
+def response_to(step_id: int, updates: Sequence[Update], timings: StepTimings | None) -> verifier_pb2.AttachResponse:
+    """One message to a gateway."""
+    response = verifier_pb2.AttachResponse(step_id=step_id, updates=[update_to(update) for update in updates])
+    if timings is not None:
+        response.timings.CopyFrom(timings_to(timings))
+    return response
+
+
+def load_to(load: EngineLoad, held: int, sent: int, draining: bool) -> verifier_pb2.GetLoadResponse:
+    """The engine's load; `held` counts what the whole process holds, `sent` its messages to gateways."""
+    return verifier_pb2.GetLoadResponse(
+        running=load.running,
+        waiting=load.waiting,
+        waiting_limit=load.waiting_limit,
+        free_pages=load.free_pages,
+        total_pages=load.total_pages,
+        steps=load.steps,
+        tokens=load.tokens,
+        refused_trees=load.refused_trees,
+        missed_drafts=load.missed_drafts,
+        held_sequences=held,
+        draining=draining,
+        messages_sent=sent,
+    )
+
+
+def refusal(message: verifier_pb2.StartSequence, error: HedgerowError) -> Update:
+    """The update that answers a start which was not accepted."""
+    return Update(
+        owner=b"",
+        session_id=message.session_id,
+        epoch=message.epoch,
+        attempt=message.attempt,
+        offset=len(message.committed),
+        tokens=(),
+        finish=Finish.ERROR,
+        error=error,
+    )
+
+
+def error_to(error: Exception) -> verifier_pb2.SequenceError:
+    """Why a sequence was refused or failed. An exception that is not ours tells its kind and nothing else."""
+    if not isinstance(error, HedgerowError):
+        error = Internal(f"the engine failed: {type(error).__name__}")
+    return verifier_pb2.SequenceError(
+        reason=error.reason,
+        message=error.message,
+        metadata=error.metadata,
+        retry_after_ms=int(1000 * error.retry_after) if error.retry_after is not None else 0,
+        held_epoch=int(error.metadata.get("held", 0)),
+        held_attempt=int(error.metadata.get("held_attempt", 0)),
+    )
+
+
+def draft_request(batch: DraftBatch, release: Sequence[int], verifier: bytes) -> drafter_pb2.DraftRequest:
+    """One step's work, features of all sequences in one tensor."""
+    request = drafter_pb2.DraftRequest(step_id=batch.step_id, release=release, verifier=verifier)
+    for work in batch.works:
+        request.sequences.add(
+            sequence=work.sequence,
+            feature_position=work.feature_position,
+            feature_rows=len(work.features),
+            anchor=work.anchor,
+            anchor_position=work.anchor_position,
+            budget=work.budget,
+            topk_cap=work.topk_cap,
+        )
+    parts = [work.features for work in batch.works if len(work.features)]
+    if parts:
+        features = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        request.features.dtype = common_pb2.TENSOR_TYPE_FLOAT32
+        request.features.shape.extend(features.shape)
+        request.features.data = features.numpy().tobytes()
+    return request
+
+
+def draft_answer(response: drafter_pb2.DraftResponse) -> DraftAnswer:
+    """One step's trees. Nothing in them is trusted: the engine validates each before it uses it."""
+    trees = [
+        DraftTree(tree.sequence, TreeNodes(tree.tokens, tree.parents, tree.logprobs), tree.features_from)
+        for tree in response.trees
+    ]
+    return DraftAnswer(response.step_id, trees, response.incarnation, response.forward_ns, response.build_ns)
+
+
+def description(name: str, model: K2Model, engine: VerifierEngine, incarnation: bytes) -> verifier_pb2.DescribeResponse:
+    """What this group is."""
+    return verifier_pb2.DescribeResponse(
+        model=name,
+        fingerprint=fingerprint(model.checkpoint_hash, model.kernel_law, model.architecture, "fp32"),
+        vocab_size=model.config.vocab_size,
+        context_length=engine.max_context,
+        eos_token_ids=model.config.eos_token_ids,
+        feature_layer_ids=model.feature_layers,
+        feature_width=model.feature_width,
+        max_budget=engine.config.max_budget,
+        default_budget=engine.config.default_budget,
+        incarnation=incarnation,
+        max_sequences=engine.config.max_sequences,
+    )
+
+
+def fingerprint(checkpoint_hash: str, kernel_law: str, architecture: str, dtypes: str) -> common_pb2.Fingerprint:
+    """Everything that decides the bits. The digest is over the fields' texts in their order, one a line."""
+    mode = common_pb2.EXECUTION_MODE_EXACT
+    fields = (checkpoint_hash, kernel_law, architecture, "1", dtypes, str(int(mode)))
+    digest = hashlib.sha256("\n".join(fields).encode()).hexdigest()
+    return common_pb2.Fingerprint(
+        digest=digest,
+        checkpoint_hash=checkpoint_hash,
+        kernel_law=kernel_law,
+        architecture=architecture,
+        tp_size=1,
+        dtypes=dtypes,
+        mode=mode,
+    )

@@ -1,0 +1,52 @@
+"""The step loop: runs steps while there is work, and sleeps while there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from hedgerow.engine.step import Drafter, step
+from hedgerow.engine.types import StepResult
+from hedgerow.engine.verifier import VerifierEngine
+from hedgerow.errors import Internal
+
+
+class StepLoop:
+    """Drives one engine. `deliver` gets every result, in the loop's thread, and must not block."""
+
+    def __init__(self, engine: VerifierEngine, drafter: Drafter, deliver: Callable[[StepResult], None]) -> None:
+        self._engine, self._drafter, self._deliver = engine, drafter, deliver
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """There may be work: something was started, cancelled or committed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled. Raises Internal when a step failed, once its updates are delivered."""
+        with ThreadPoolExecutor(1, thread_name_prefix="verify") as worker:
+            while True:
+                result = await step(self._engine, self._drafter, worker)
+                if result is None:
+                    await self._sleep()
+                    continue
+                self._deliver(result)
+                if self._engine.load().faults:
+                    raise Internal(f"step {result.step_id} failed")
+                # The messages leave before the next step's forward pass competes for the cores.
+                await asyncio.sleep(0)
+
+    async def _sleep(self) -> None:
+        """Until somebody wakes the loop, or a deadline passes."""
+        self._wake.clear()
+        if self._engine.has_work():
+            return
+        deadline = self._engine.next_deadline()
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,106 @@
+"""The verifier process: loads the model, then drives steps until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import NamedTuple
+
+import torch
+
+from hedgerow.engine.config import EngineConfig
+from hedgerow.engine.step import Drafter, NoDrafter
+from hedgerow.engine.verifier import VerifierEngine
+from hedgerow.errors import HedgerowError, Internal
+from hedgerow.model.k2 import K2Model
+from hedgerow.rpc.health import Health
+from hedgerow.rpc.logs import get_log
+from hedgerow.rpc.server import serve
+from hedgerow.rpc.work import serve_while
+from services.verifier.config import VerifierServiceConfig
+from services.verifier.convert import description
+from services.verifier.loop import StepLoop
+from services.verifier.peers import DrafterPeer, Patience, Target, ask_feature_layers
+from services.verifier.servicer import Loaded, VerifierServicer
+from services.verifier.vocabulary import read_vocabulary
+
+SERVICE = "hedgerow.v1.VerifierService"
+MODEL = "model"
+LAST_WORDS = 1.0  # seconds that error updates have to leave a process that is about to end
+log = get_log(__name__)
+
+
+class Group(NamedTuple):
+    """The model and its engine."""
+
+    model: K2Model
+    engine: VerifierEngine
+
+
+async def run(config: VerifierServiceConfig) -> None:
+    """Serves until SIGTERM. Raises what makes going on impossible: a checkpoint that cannot be used, a failed step."""
+    torch.set_num_threads(config.threads)
+    health = Health([SERVICE])
+    health.report(MODEL, "its weights are being loaded")
+    servicer = VerifierServicer(config.outgoing_messages, config.orphan_ms / 1000)
+    serving = serve("verifier", servicer.register, config, health)
+    await serve_while(serving, _work(config, servicer, health))
+
+
+async def _work(config: VerifierServiceConfig, servicer: VerifierServicer, health: Health) -> None:
+    layers = await _feature_layers(config)
+    group = await asyncio.to_thread(load, config, layers)
+    incarnation = os.urandom(16)
+    peer = _peer(config, group.model, incarnation)
+    drafter: Drafter = peer or NoDrafter()
+    steps = StepLoop(group.engine, drafter, servicer.deliver)
+    described = description(config.model_name, group.model, group.engine, incarnation)
+    servicer.loaded = Loaded(described, group.engine, steps.wake)
+    health.report(MODEL, None)
+    others = [] if peer is None else [peer.run()]
+    await asyncio.gather(_steps(steps, servicer), _drain(servicer, health), *others)
+
+
+async def _steps(steps: StepLoop, servicer: VerifierServicer) -> None:
+    try:
+        await steps.run()
+    except Exception as error:
+        failed = error if isinstance(error, HedgerowError) else Internal(f"the engine failed: {type(error).__name__}")
+        log.error("the engine failed; this process ends", exception=error)
+        servicer.fail(failed)
+        await servicer.flushed(LAST_WORDS)
+        raise
+
+
+async def _drain(servicer: VerifierServicer, health: Health) -> None:
+    await health.draining.wait()
+    servicer.drain()
+
+
+async def _feature_layers(config: VerifierServiceConfig) -> tuple[int, ...]:
+    """The layers to tap: as configured, else as the drafter says; none without a drafter."""
+    if config.layers or config.drafter is None:
+        return config.layers
+    return await ask_feature_layers(config.drafter)
+
+
+def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
+    """Reads the checkpoint. Blocks for as long as that takes; raises HedgerowError with file and field."""
+    model = K2Model.load(config.model_path, layers)
+    limits = EngineConfig(
+        max_sequences=config.max_sequences,
+        max_waiting=config.max_waiting,
+        pages=config.cache_pages,
+        prefill_rows=config.prefill_rows,
+        max_budget=config.max_budget,
+        default_budget=min(config.default_budget, config.max_budget) if layers else 0,
+    )
+    vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
+    return Group(model, VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids)))
+
+
+def _peer(config: VerifierServiceConfig, model: K2Model, incarnation: bytes) -> DrafterPeer | None:
+    if config.drafter is None:
+        return None
+    target = Target(model.config.vocab_size, model.feature_layers, model.feature_width)
+    return DrafterPeer(config.drafter, target, incarnation, Patience(answer=config.draft_timeout_ms / 1000))

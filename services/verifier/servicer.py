@@ -1,0 +1,216 @@
+"""VerifierService: convert, one engine call, convert."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc.aio
+
+from hedgerow.engine.types import Finish, Start, StepResult, Update
+from hedgerow.engine.verifier import EngineLoad
+from hedgerow.errors import Fenced, HedgerowError, InvalidRequest, Unavailable
+from hedgerow.rpc.logs import get_log
+from hedgerow.v1 import verifier_pb2, verifier_pb2_grpc
+from services.verifier.convert import load_to, refusal, response_to, start_from
+from services.verifier.streams import GatewayStream, GatewayStreams, Outgoing, Pair
+
+INCARNATION_BYTES = 16
+log = get_log(__name__)
+
+
+class Engine(Protocol):
+    """The part of VerifierEngine that streams use; callable while a step runs."""
+
+    def start(self, start: Start) -> None:
+        """Queues a sequence."""
+
+    def cancel(self, session_id: str, epoch: int, attempt: int) -> None:
+        """Ends a sequence."""
+
+    def committed(self, session_id: str, epoch: int, attempt: int, offset: int) -> None:
+        """Notes a committed offset."""
+
+    def load(self) -> EngineLoad:
+        """What it has to do."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The group, once its weights are there. `wake` tells the step loop that there may be work."""
+
+    description: verifier_pb2.DescribeResponse
+    engine: Engine
+    wake: Callable[[], None]
+
+
+class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
+    """Serves Unavailable until `loaded` is set. Everything runs in one event loop; steps run beside it.
+
+    A gateway whose stream breaks has `orphan_seconds` to attach its sequences here under a higher attempt; those that
+    are left are cancelled.
+    """
+
+    def __init__(self, outgoing_limit: int, orphan_seconds: float) -> None:
+        self.loaded: Loaded | None = None
+        self.draining = False
+        self.messages_sent = 0
+        self._streams = GatewayStreams(outgoing_limit)
+        self._orphan_seconds = orphan_seconds
+        self._orphans: set[asyncio.Task[None]] = set()
+        self._settled = asyncio.Event()
+
+    async def Describe(self, request: verifier_pb2.DescribeRequest, context: Context) -> verifier_pb2.DescribeResponse:
+        """What this group is. Raises Unavailable until the weights are loaded."""
+        return self._require().description
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[verifier_pb2.AttachRequest], context: Context
+    ) -> AsyncIterator[verifier_pb2.AttachResponse]:
+        """Sends the hello with the incarnation at once, then one message a step that has updates for this gateway."""
+        loaded = self._require()
+        stream = self._streams.open()
+        # Not cancelled at the end: gRPC's core still owns the memory of a read; it ends with the call.
+        reading = asyncio.ensure_future(self._read(loaded, stream, request_iterator))
+        try:
+            yield verifier_pb2.AttachResponse(incarnation=loaded.description.incarnation)
+            while (message := await stream.receive()) is not None:
+                yield response_to(message.step_id, message.updates, message.timings)
+                self.messages_sent += 1
+        finally:
+            del reading
+            self._close(loaded, stream)
+
+    async def GetLoad(self, request: verifier_pb2.GetLoadRequest, context: Context) -> verifier_pb2.GetLoadResponse:
+        """What routing needs to know."""
+        loaded = self._require()
+        load = loaded.engine.load()
+        held = load.held_sequences + len(self._orphans) + sum(len(stream) for stream in self._streams)
+        return load_to(load, held, self.messages_sent, self.draining)
+
+    async def Drain(self, request: verifier_pb2.DrainRequest, context: Context) -> verifier_pb2.DrainResponse:
+        """Takes no new sequences; returns when the running ones have ended or the time is over."""
+        self.drain()
+        loaded = self._require()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(request.timeout_ms / 1000):
+                while loaded.engine.load().held_sequences:
+                    self._settled.clear()
+                    await self._settled.wait()
+        return verifier_pb2.DrainResponse(running=loaded.engine.load().held_sequences)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds this service to `server`."""
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+    def deliver(self, result: StepResult) -> None:
+        """Queues a step's updates, one message a gateway."""
+        self._streams.deliver(result.step_id, result.updates, result.timings)
+        if any(update.finish is not Finish.NONE for update in result.updates):
+            self._settled.set()
+            if self.draining:
+                self._end_idle_streams()
+
+    def drain(self) -> None:
+        """No new sequences from here on. Streams end once their sequences have."""
+        self.draining = True
+        self._end_idle_streams()
+
+    def fail(self, error: HedgerowError) -> None:
+        """Ends every sequence and stream with `error`: the engine does not go on."""
+        for stream in self._streams:
+            updates = [_failure(session_id, pair, error) for session_id, pair in stream.live.items()]
+            stream.send(Outgoing(0, updates))
+            stream.end(error)
+
+    async def flushed(self, seconds: float) -> None:
+        """Returns once no message waits in a queue, or after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for stream in self._streams:
+                    await stream.empty()
+
+    async def _read(
+        self, loaded: Loaded, stream: GatewayStream, requests: AsyncIterator[verifier_pb2.AttachRequest]
+    ) -> None:
+        """Takes a gateway's messages until it half-closes, breaks the rules or breaks off; then the stream ends."""
+        error: HedgerowError | None = None
+        try:
+            async for request in requests:
+                self._take(loaded, stream, request)
+                loaded.wake()
+        except HedgerowError as refused:
+            error = refused
+        except Exception as broken:  # noqa: BLE001  whatever a broken call raises, its sequences must be let go
+            log.info("a gateway's stream broke", gateway=stream.gateway.hex(), why=type(broken).__name__)
+        stream.end(error)
+
+    def _take(self, loaded: Loaded, stream: GatewayStream, request: verifier_pb2.AttachRequest) -> None:
+        if not stream.gateway:
+            if len(request.gateway) != INCARNATION_BYTES:
+                raise InvalidRequest("gateway", request.gateway, f"{INCARNATION_BYTES} bytes in the first message")
+            stream.gateway = request.gateway
+            log.info("a gateway attached", gateway=stream.gateway.hex())
+        for commit in request.committed:
+            loaded.engine.committed(commit.session_id, commit.epoch, commit.attempt, commit.offset)
+        refused = [self._cancel(loaded, cancel) for cancel in request.cancel]
+        refused += [self._start(loaded, stream, start) for start in request.start]
+        if updates := [update for update in refused if update is not None]:
+            stream.send(Outgoing(0, updates))
+
+    def _start(self, loaded: Loaded, stream: GatewayStream, message: verifier_pb2.StartSequence) -> Update | None:
+        try:
+            if self.draining:
+                raise Unavailable("the verifier", "it is draining")
+            loaded.engine.start(start_from(message, stream.key))
+        except HedgerowError as error:
+            return refusal(message, error)
+        stream.live[message.session_id] = (message.epoch, message.attempt)
+        return None
+
+    def _cancel(self, loaded: Loaded, message: verifier_pb2.CancelSequence) -> Update | None:
+        try:
+            loaded.engine.cancel(message.session_id, message.epoch, message.attempt)
+        except Fenced as error:
+            return _failure(message.session_id, (message.epoch, message.attempt), error)
+        return None
+
+    def _close(self, loaded: Loaded, stream: GatewayStream) -> None:
+        stream.end()
+        stream.clear()
+        if not stream.live:
+            self._streams.forget(stream)
+            return
+        orphans = asyncio.create_task(self._let_go(loaded, stream))
+        self._orphans.add(orphans)
+        orphans.add_done_callback(self._orphans.discard)
+
+    async def _let_go(self, loaded: Loaded, stream: GatewayStream) -> None:
+        """Cancels what the gateway left behind, unless somebody attached it under a higher pair."""
+        await asyncio.sleep(self._orphan_seconds)
+        self._streams.forget(stream)
+        for session_id, (epoch, attempt) in stream.live.items():
+            with contextlib.suppress(Fenced):
+                loaded.engine.cancel(session_id, epoch, attempt)
+        log.info("cancelled the sequences of a gateway that left", gateway=stream.gateway.hex(), count=len(stream.live))
+        loaded.wake()
+
+    def _end_idle_streams(self) -> None:
+        for stream in self._streams:
+            if not stream.live:
+                stream.end()
+
+    def _require(self) -> Loaded:
+        if self.loaded is None:
+            raise Unavailable("verifier", "its weights are being loaded")
+        return self.loaded
+
+
+def _failure(session_id: str, pair: Pair, error: HedgerowError) -> Update:
+    return Update(b"", session_id, *pair, offset=0, tokens=(), finish=Finish.ERROR, error=error)
+
+
+Context = grpc.aio.ServicerContext[Any, Any]

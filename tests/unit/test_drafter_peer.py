@@ -1,0 +1,173 @@
+"""The verifier's view of its drafter, against a real DrafterService in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+import torch
+
+from hedgerow.engine.types import DraftBatch, DraftWork
+from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
+from services.verifier.peers import DrafterPeer, Patience, Target
+from tests.polling import soon
+
+WIDTH, VOCAB = 8, 100
+TARGET = Target(VOCAB, (1, 3), WIDTH)
+QUICK = Patience(answer=0.2, penalty=0.1, most_penalty=0.4, reconnect=0.02, most_reconnect=0.1, disagreement=0.1)
+
+
+class Drafter(drafter_pb2_grpc.DrafterServiceServicer):
+    """Answers each request with one node; `hold` keeps answers back, `shift` puts them under another step."""
+
+    def __init__(self) -> None:
+        self.width, self.shift, self.described = WIDTH, 0, 0
+        self.open = asyncio.Event()
+        self.open.set()
+        self.seen: list[drafter_pb2.DraftRequest] = []
+
+    async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:
+        self.described += 1
+        return drafter_pb2.DrafterServiceDescribeResponse(
+            vocab_size=VOCAB, feature_layer_ids=[1, 3], feature_width=self.width, block_size=8
+        )
+
+    async def Draft(self, request_iterator: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:
+        async for request in request_iterator:
+            self.seen.append(request)
+            await self.open.wait()
+            response = drafter_pb2.DraftResponse(step_id=request.step_id + self.shift, incarnation=b"d" * 16)
+            for entry in request.sequences:
+                response.trees.add(sequence=entry.sequence, tokens=[7], parents=[-1], logprobs=[-0.5])
+            yield response
+
+
+@asynccontextmanager
+async def served(drafter: Drafter, port: int = 0) -> AsyncIterator[int]:
+    server = grpc.aio.server()
+    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def running(port: int, patience: Patience = QUICK) -> AsyncIterator[DrafterPeer]:
+    peer = DrafterPeer(f"127.0.0.1:{port}", TARGET, b"v" * 16, patience)
+    task = asyncio.create_task(peer.run())
+    try:
+        yield peer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def batch(step: int, release: tuple[int, ...] = ()) -> DraftBatch:
+    features = torch.arange(2 * WIDTH, dtype=torch.float32).view(2, WIDTH) + step
+    return DraftBatch(step, [DraftWork(5, 10, features, anchor=42, anchor_position=12, budget=4, topk_cap=2)], release)
+
+
+async def test_a_request_carries_the_step_and_its_answer_comes_back() -> None:
+    drafter = Drafter()
+    async with served(drafter) as port, running(port) as peer:
+        await soon(lambda: peer.connected)
+        answer = await peer.draft(batch(1, release=(3, 4)))
+        assert answer is not None
+        assert (answer.step_id, list(answer.trees[0].nodes.tokens), answer.trees[0].sequence) == (1, [7], 5)
+        (seen,) = drafter.seen
+        (entry,) = seen.sequences
+        assert (entry.feature_position, entry.feature_rows, entry.anchor, entry.budget, entry.topk_cap) == (
+            10,
+            2,
+            42,
+            4,
+            2,
+        )
+        assert list(seen.release) == [3, 4]
+        assert torch.frombuffer(bytearray(seen.features.data), dtype=torch.float32).tolist() == [
+            float(n) for n in range(1, 2 * WIDTH + 1)
+        ]
+
+
+async def test_no_drafter_is_no_wait_and_one_that_comes_is_used() -> None:
+    drafter = Drafter()
+    async with served(drafter) as port:
+        pass
+    async with running(port) as peer:
+        began = time.monotonic()
+        assert await peer.draft(batch(1)) is None
+        assert time.monotonic() - began < QUICK.answer / 2
+        async with served(drafter, port):
+            await soon(lambda: peer.connected)
+            assert await peer.draft(batch(2)) is not None
+
+
+async def test_a_drafter_that_does_not_fit_is_not_used_until_it_does() -> None:
+    drafter = Drafter()
+    drafter.width = WIDTH + 1
+    async with served(drafter) as port, running(port) as peer:
+        await soon(lambda: drafter.described == 2)
+        assert not peer.connected
+        drafter.width = WIDTH
+        await soon(lambda: peer.connected)
+
+
+async def test_a_late_drafter_costs_one_wait_and_is_then_left_alone() -> None:
+    """A drafter that hangs must not make every step wait for its whole patience."""
+    drafter = Drafter()
+    async with served(drafter) as port, running(port) as peer:
+        await soon(lambda: peer.connected)
+        drafter.open.clear()
+        assert await peer.draft(batch(1)) is None
+        began = time.monotonic()
+        assert await peer.draft(batch(2)) is None
+        assert time.monotonic() - began < QUICK.answer / 2
+        drafter.open.set()
+        await soon(lambda: peer.counters.late == 1)
+        step, answer = 2, None
+        async with asyncio.timeout(10):
+            while answer is None:
+                step += 1
+                answer = await peer.draft(batch(step))
+                await asyncio.sleep(0.01)
+        assert answer.step_id == step
+
+
+async def test_an_answer_to_another_step_is_dropped() -> None:
+    drafter = Drafter()
+    drafter.shift = 1
+    async with served(drafter) as port, running(port) as peer:
+        await soon(lambda: peer.connected)
+        assert await peer.draft(batch(1)) is None
+        assert peer.counters.late == 1
+
+
+async def test_a_stream_that_breaks_under_a_step_ends_its_wait() -> None:
+    drafter = Drafter()
+    drafter.open.clear()
+    async with served(drafter) as port, running(port, Patience(answer=60)) as peer:
+        await soon(lambda: peer.connected)
+        asking = asyncio.create_task(peer.draft(batch(1)))
+        await soon(lambda: len(drafter.seen) == 1)
+        drafter.open.set()
+        drafter.shift = 7
+        await soon(lambda: peer.counters.late == 1)
+        assert not asking.done()
+    assert await asyncio.wait_for(asking, 5) is None
+
+
+@pytest.mark.parametrize("release", [(), (9,)])
+async def test_releases_wait_for_a_message_to_travel_with(release: tuple[int, ...]) -> None:
+    drafter = Drafter()
+    async with served(drafter) as port, running(port) as peer:
+        await soon(lambda: peer.connected)
+        assert (await peer.draft(DraftBatch(1, [], release)) is not None) == bool(release)
+        assert [list(request.release) for request in drafter.seen] == ([[9]] if release else [])
