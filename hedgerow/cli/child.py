@@ -117,16 +117,6 @@ class Child:
             why = f"ended with {self._exit_code}" if self._gave_up else f"not ready within {timeout:g} s"
         raise Unavailable(self.name, f"{why}; its last line: {last}")
 
-    def wait_pid(self, timeout: float) -> int:
-        """Blocks until a process runs, ready or not, and returns its id."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._process is not None, timeout)
-        return self.pid
-
-    def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the running process."""
-        os.kill(self.pid, number)
-
     def kill(self) -> None:
         """SIGKILL; returns when the process is gone. The supervisor starts it again."""
         with self._changed:

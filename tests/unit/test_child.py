@@ -70,7 +70,7 @@ def test_a_paused_child_is_stopped_all_the_same() -> None:
     """A stopped process does not see SIGTERM; without the SIGCONT every stop would take the whole grace."""
     with child(SERVES) as it:
         it.wait_ready(10)
-        it.send(signal.SIGSTOP)
+        os.kill(it.pid, signal.SIGSTOP)
         began = time.monotonic()
         assert it.stop(20) == -signal.SIGTERM
         assert time.monotonic() - began < 10

@@ -1,0 +1,105 @@
+"""`hedgerow up`: the whole stack in the foreground, one log, stopped with Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
+from hedgerow.errors import HedgerowError, InvalidRequest
+
+BUNDLED = Path("models") / "sapling"
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `hedgerow up`."""
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="checkpoint of the target; the bundled one if not given"
+    )
+    drafter = parser.add_mutually_exclusive_group()
+    drafter.add_argument(
+        "--drafter", type=Path, metavar="DIR", help="checkpoint of its drafter; DIR-dflash if not given"
+    )
+    drafter.add_argument("--no-drafter", action="store_true", help="plain decoding, no drafter process")
+    parser.add_argument("--listen", default="127.0.0.1:7411", metavar="HOST:PORT", help="address of the gateway")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the embedded store; .hedgerow if not given")
+    parser.add_argument("--redis", metavar="URL", help="use this Redis instead of the embedded one")
+    parser.add_argument("--budget", type=int, metavar="N", help="most nodes of a tree for requests that do not say")
+    parser.add_argument("--log-level", choices=LEVELS, default="info", help="least severe event that is shown")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Starts the stack and blocks until Ctrl-C or SIGTERM. Returns the exit status."""
+    try:
+        stack = Stack(stack_config(args, find_checkout()), _log)
+        _interrupt_on_sigterm()
+        with _stopped(stack):
+            stack.start(_say)
+            _say(f"hedgerow is up: {stack.address('gateway')}   (Ctrl-C stops it)")
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        return 0
+    except HedgerowError as error:
+        print(f"hedgerow up: {error}", file=sys.stderr)
+        return 1
+    raise AssertionError("nothing but a signal ends the wait")
+
+
+def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
+    """What the options ask for, in the checkout `root`. Raises InvalidRequest."""
+    model: Path = args.model or root / BUNDLED
+    if args.budget is not None and args.budget < 0:
+        raise InvalidRequest("--budget", args.budget, "at least 0")
+    return StackConfig(
+        root=root,
+        model=model.resolve(),
+        drafter=None if args.no_drafter else _drafter(args.drafter, model),
+        data=(args.data or root / ".hedgerow").resolve(),
+        listen=args.listen,
+        redis_url=args.redis,
+        budget=args.budget,
+        log_level=args.log_level,
+    )
+
+
+def _drafter(given: Path | None, model: Path) -> Path:
+    drafter = given or model.with_name(model.name + "-dflash")
+    if given is None and not drafter.is_dir():
+        raise InvalidRequest("--drafter", str(drafter), "an existing folder; --no-drafter decodes without one")
+    return drafter.resolve()
+
+
+def _log(name: str, text: str) -> None:
+    """One log of all services. One write a line: the services' threads write here too."""
+    sys.stderr.write(f"{name:>8} | {text}\n")
+
+
+@contextlib.contextmanager
+def _stopped(stack: Stack) -> Iterator[None]:
+    """Stops the stack at the end of a block; a second signal meanwhile ends everything at once."""
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # the children die with this process
+        _say("stopping")
+        stack.stop()
+        _say("stopped")
+
+
+def _interrupt_on_sigterm() -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
