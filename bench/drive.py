@@ -73,7 +73,10 @@ class Run:
 
 
 async def drive(engine: VerifierEngine, drafter: Drafter, jobs: Sequence[Job]) -> Run:
-    """Runs the jobs to their ends, as a gateway with an instant store would: every update is acknowledged at once."""
+    """Runs the jobs to their ends, as a gateway with an instant store would: every update is acknowledged at once.
+
+    Raises the error of a sequence that failed.
+    """
     run, waiting, steps = Run(), sorted(jobs, key=lambda job: job.arrives), 0
     while waiting or engine.has_work():
         while waiting and (waiting[0].arrives <= steps or not engine.has_work()):
@@ -85,6 +88,8 @@ async def drive(engine: VerifierEngine, drafter: Drafter, jobs: Sequence[Job]) -
             steps += 1
             run.take(result)
             for update in result.updates:
+                if update.error is not None:
+                    raise update.error
                 engine.committed(update.session_id, update.epoch, update.attempt, len(run.tokens[update.session_id]))
     engine.check()
     return run

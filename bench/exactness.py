@@ -1,0 +1,271 @@
+"""The exactness run: trees of every budget, batched and alone, against plain one-by-one decoding, token for token.
+
+    python -m bench.exactness run --prompts 40      every cell that has no result yet; stops and resumes
+    python -m bench.exactness summary               what the results add up to
+    python -m bench.exactness slice --seconds 170   random parts of it within a time, for `make test`
+
+A cell is a sampling setting and a block of eight prompts; its result is one file. In a cell every prompt is decoded
+plainly by a bare loop over the model, then by the engine at budgets 0 to 63, one at a time and eight at once (arriving
+one after the other), with the drafter; and for the first 20 prompts with random valid trees. Results count together
+only if they come from the same source and checkpoints. Exits with 1 if any token differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hedgerow.model.blas import pin_blas
+
+pin_blas(os.environ)  # before torch is loaded, as the services do
+
+import torch  # noqa: E402
+
+from bench.drive import Job, drive_now, plain  # noqa: E402
+from bench.subjects import Subjects, logit_gap, machine  # noqa: E402
+from hedgerow.engine.config import EngineConfig  # noqa: E402
+from hedgerow.engine.step import Drafter  # noqa: E402
+from hedgerow.engine.types import Sampling  # noqa: E402
+from hedgerow.engine.verifier import VerifierEngine  # noqa: E402
+from tests.random_drafter import RandomDrafter  # noqa: E402
+
+SETTINGS = {
+    "greedy": Sampling(temperature=0.0),
+    "t1": Sampling(temperature=1.0),
+    "t08-p095": Sampling(temperature=0.8, top_p=0.95),
+    "t07-k20": Sampling(temperature=0.7, top_k=20),
+}
+BUDGETS = (0, 1, 7, 12, 16, 32, 63)
+BATCHES = (1, 8)
+BLOCK = 8
+RANDOM_PROMPTS = 20  # that are also run with random trees
+
+
+class Cell(NamedTuple):
+    """One part of the run."""
+
+    setting: str
+    trees: str  # "drafter" or "random"
+    block: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.trees}-{self.setting}-{self.block:02d}"
+
+
+@dataclass
+class Tally:
+    """What was compared; adds up."""
+
+    sequences: int = 0
+    tokens: int = 0
+    differences: list[dict[str, object]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        self.sequences += other.sequences
+        self.tokens += other.tokens
+        self.differences += other.differences
+        self.seconds += other.seconds
+
+
+class Comparison:
+    """Runs jobs through the engine and compares them with plain decoding, which is done once per prompt and setting."""
+
+    def __init__(self, subjects: Subjects, tokens: int) -> None:
+        self.subjects, self.tokens = subjects, tokens
+        self._plain: dict[tuple[str, int], list[int]] = {}
+
+    def sampling(self, setting: str, prompt: int) -> Sampling:
+        # all of the tokens are wanted, so an end of sequence does not end it
+        return replace(SETTINGS[setting], seed=1000 + prompt, max_tokens=self.tokens, ignore_eos=True)
+
+    def reference(self, setting: str, prompt: int) -> list[int]:
+        key = (setting, prompt)
+        if key not in self._plain:
+            s = self.subjects
+            self._plain[key] = plain(s.model, s.prompts[prompt], self.sampling(setting, prompt), s.eos)
+        return self._plain[key]
+
+    def run(self, setting: str, prompts: Sequence[int], budget: int, batch: int, trees: str) -> Tally:
+        """The prompts at one budget, `batch` at a time."""
+        begun, s = time.perf_counter(), self.subjects
+        expected = {f"p{p}": self.reference(setting, p) for p in prompts}
+        engine = VerifierEngine(s.model, EngineConfig(max_sequences=batch), s.vocabulary, s.eos)
+        jobs = [
+            Job(f"p{p}", s.prompts[p], self.sampling(setting, p), budget, arrives=2 * i) for i, p in enumerate(prompts)
+        ]
+        drafter: Drafter = s.drafter()
+        if trees == "random":  # of tokens that do occur, so that a node is accepted now and then
+            drafter = RandomDrafter(1000 * prompts[0] + budget, sorted({t for text in expected.values() for t in text}))
+        got = drive_now(engine, drafter, jobs).tokens
+        tally = Tally(len(jobs), sum(map(len, got.values())))
+        for job, prompt in zip(jobs, prompts, strict=True):
+            if got[job.name] != expected[job.name]:
+                where = {"setting": setting, "prompt": prompt, "budget": budget, "batch": batch, "trees": trees}
+                tally.differences.append(where | self.divergence(job, expected[job.name], got[job.name]))
+        tally.seconds = time.perf_counter() - begun
+        return tally
+
+    def divergence(self, job: Job, expected: list[int], got: list[int]) -> dict[str, object]:
+        """The first differing offset, both tokens, and how far apart their logits are."""
+        pairs = enumerate(zip(expected, got, strict=False))
+        offset = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(got)))
+        a, b = (tokens[offset] if offset < len(tokens) else None for tokens in (expected, got))
+        gap = None
+        if a is not None and b is not None:
+            gap = logit_gap(self.subjects.model, [*job.prompt, *expected[:offset]], a, b)
+        return {"offset": offset, "position": len(job.prompt) + offset, "plain": a, "tree": b, "logit_gap": gap}
+
+
+def cells(prompts: int) -> Iterator[Cell]:
+    """Block by block, so that a part of the run holds every setting."""
+    for block in range(-(-prompts // BLOCK)):
+        for setting in SETTINGS:
+            yield Cell(setting, "drafter", block)
+            if block * BLOCK < RANDOM_PROMPTS:
+                yield Cell(setting, "random", block)
+
+
+def members(cell: Cell, prompts: int) -> list[int]:
+    most = min(prompts, RANDOM_PROMPTS) if cell.trees == "random" else prompts
+    return list(range(cell.block * BLOCK, min((cell.block + 1) * BLOCK, most)))
+
+
+def run_cell(comparison: Comparison, cell: Cell, prompts: int) -> Tally:
+    tally = Tally()
+    for batch in BATCHES:
+        for budget in BUDGETS if cell.trees == "drafter" else BUDGETS[1:]:
+            tally.add(comparison.run(cell.setting, members(cell, prompts), budget, batch, cell.trees))
+    return tally
+
+
+def load(args: argparse.Namespace) -> Subjects:
+    torch.set_num_threads(args.threads)
+    if args.tiny:
+        return Subjects.tiny()
+    return Subjects.read(args.model, args.drafter, args.heads, most_tokens=1024)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Every cell whose result is missing, of other source, or of other checkpoints."""
+    subjects = load(args)
+    comparison, failed = Comparison(subjects, args.tokens), 0
+    count = min(args.prompts, len(subjects.prompts))
+    identity = subjects.identity | {"tokens_each": args.tokens}
+    until = time.monotonic() + args.seconds if args.seconds else None
+    args.results.mkdir(parents=True, exist_ok=True)
+    for cell in cells(count):
+        path = args.results / f"{cell.name}.json"
+        done = read(path)
+        if done and done["identity"] == identity and done["prompts"] == members(cell, count):
+            continue
+        if until is not None and time.monotonic() > until:
+            print("time is over; run again to go on")
+            break
+        tally = run_cell(comparison, cell, count)
+        result = {"cell": cell.name, "prompts": members(cell, count), "identity": identity, "machine": machine()}
+        write(path, result | asdict(tally))
+        print(f"{cell.name}: {tally.sequences} sequences, {tally.tokens} tokens, {len(tally.differences)} differ, "
+              f"{tally.seconds:.0f} s", flush=True)  # fmt: skip
+        failed += report(tally)
+    return 1 if failed else 0
+
+
+def slice_(args: argparse.Namespace) -> int:
+    """Random (setting, prompts, budget, batch, trees) until the time is over."""
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)
+    print(f"exactness slice, seed {seed}: python -m bench.exactness slice --seed {seed}", flush=True)
+    begun, choose, total, longest = time.monotonic(), random.Random(seed), Tally(), 0.0
+    subjects = load(args)
+    comparison = Comparison(subjects, args.tokens)
+    while time.monotonic() - begun + 1.5 * longest < args.seconds:
+        setting = choose.choice(list(SETTINGS))
+        prompts = sorted(choose.sample(range(len(subjects.prompts)), min(4, len(subjects.prompts))))
+        for _ in range(4):  # the plain reference is dear: several comparisons share one
+            started = time.monotonic()
+            trees = "random" if choose.random() < 0.2 else "drafter"
+            total.add(comparison.run(setting, prompts, choose.choice(BUDGETS), choose.choice(BATCHES), trees))
+            longest = max(longest, time.monotonic() - started)
+            if time.monotonic() - begun + longest > args.seconds:
+                break
+    print(f"{total.sequences} sequences, {total.tokens} tokens, {len(total.differences)} differ, "
+          f"{time.monotonic() - begun:.0f} s")  # fmt: skip
+    return 1 if report(total) else 0
+
+
+def summary(args: argparse.Namespace) -> int:
+    """Adds the results up, one line for each source and checkpoints that they come from."""
+    groups: dict[str, Tally] = {}
+    for path in sorted(args.results.glob("*.json")):
+        result = read(path)
+        if result is None:
+            print(f"{path}: not a result")
+            return 1
+        key = json.dumps(result["identity"] | result["machine"], sort_keys=True)
+        counts = {name: result[name] for name in ("sequences", "tokens", "differences", "seconds")}
+        groups.setdefault(key, Tally()).add(Tally(**counts))
+    if not groups:
+        print(f"no results in {args.results}")
+        return 1
+    for key, tally in groups.items():
+        print(f"{tally.sequences} sequences, {tally.tokens} tokens, {len(tally.differences)} differ, "
+              f"{tally.seconds:.0f} s: {key}")  # fmt: skip
+    return 1 if sum(report(tally) for tally in groups.values()) else 0
+
+
+def report(tally: Tally) -> int:
+    """Prints the first divergence; gives the number of them."""
+    if tally.differences:
+        print(f"DIFFERENT: {json.dumps(tally.differences[0])}", file=sys.stderr)
+    return len(tally.differences)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) and {"identity", "machine", "prompts"} <= value.keys() else None
+
+
+def write(path: Path, value: object) -> None:
+    """Whole or not at all: a run may be stopped at any moment."""
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps(value, indent=1) + "\n")
+    fresh.replace(path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.exactness", description=__doc__.split("\n", 1)[0])
+    commands = parser.add_subparsers(required=True)
+    for name, command in (("run", run), ("slice", slice_), ("summary", summary)):
+        sub = commands.add_parser(name, help=(command.__doc__ or "").split("\n", 1)[0])
+        sub.set_defaults(command=command)
+        sub.add_argument("--results", type=Path, default=Path("bench/results/exactness"))
+        sub.add_argument("--model", type=Path, default=Path("models/sapling"))
+        sub.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
+        sub.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
+        sub.add_argument("--tiny", action="store_true", help="random weights instead of the bundled model")
+        sub.add_argument("--tokens", type=int, default=96, help="of each generation")
+        sub.add_argument("--threads", type=int, default=1)
+        sub.add_argument("--seconds", type=float, default=170 if name == "slice" else 0)
+        if name == "run":
+            sub.add_argument("--prompts", type=int, default=40)
+        if name == "slice":
+            sub.add_argument("--seed", type=int)
+    args = parser.parse_args(argv)
+    result: int = args.command(args)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""What a bench runs on: the two models, prompts, and the identity of the source and checkpoints that they come from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import random
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
+from hedgerow.engine.step import LocalDrafter
+from hedgerow.model.batch import SequenceRows
+from hedgerow.model.dflash import DFlashModel
+from hedgerow.model.k2 import K2Model
+from services.gateway.tokenizer import Tokenizer
+from tests.tiny import write_tiny
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ("kernels", "hedgerow/model", "hedgerow/engine")  # what decides tokens
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """Models and prompts."""
+
+    model: K2Model
+    draft_model: DFlashModel
+    prompts: list[list[int]]
+    vocabulary: Sequence[bytes]
+    eos: frozenset[int]
+
+    @classmethod
+    def read(cls, target: Path, drafter: Path, heads: Path, most_tokens: int) -> Subjects:
+        """The checkpoints in their folders, and the prompts of a jsonl file, cut at the front to `most_tokens`."""
+        draft_model = DFlashModel.load(drafter, target)
+        model = K2Model.load(target, draft_model.feature_layers)
+        tokenizer = Tokenizer.from_folder(target)
+        texts = [json.loads(line)["prompt"] for line in heads.read_text(encoding="utf-8").splitlines()]
+        prompts = [tokenizer.encode(text)[-most_tokens:] for text in texts]
+        return cls(model, draft_model, prompts, tokenizer.pieces, frozenset(model.config.eos_token_ids))
+
+    @classmethod
+    def tiny(cls, prompts: int = 40) -> Subjects:
+        """Random weights and prompts."""
+        with tempfile.TemporaryDirectory() as folder:
+            paths = write_tiny(Path(folder))
+            draft_model = DFlashModel.load(paths.drafter, paths.target)
+            model = K2Model.load(paths.target, paths.feature_layers)
+        choose = random.Random(0)
+        texts = [[choose.randrange(256) for _ in range(choose.randint(1, 150))] for _ in range(prompts)]
+        vocabulary = [b""] * model.config.vocab_size
+        return cls(model, draft_model, texts, vocabulary, frozenset(model.config.eos_token_ids))
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Equal for two runs whose results may be added up."""
+        return {
+            "source": source_hash(),
+            "target": self.model.checkpoint_hash[:16],
+            "drafter": self.draft_model.checkpoint_hash[:16],
+            "kernel_law": self.model.kernel_law,
+            "architecture": self.model.architecture,
+        }
+
+    def drafter(self) -> LocalDrafter:
+        return LocalDrafter(DrafterEngine(self.draft_model, DrafterConfig()))
+
+
+def source_hash() -> str:
+    """SHA-256 over the source files that decide tokens, the first 16 digits."""
+    digest = hashlib.sha256()
+    for folder in SOURCE:
+        for path in sorted((ROOT / folder).glob("*.py")):
+            digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def machine() -> dict[str, str]:
+    """The commit and the machine, for a result's reader."""
+    command = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    names = [line.split(":", 1)[1].strip() for line in cpu_lines() if line.startswith("model name")]
+    return {"commit": commit, "cpu": names[0] if names else platform.machine(), "torch": torch.__version__}
+
+
+def cpu_lines() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+@torch.inference_mode()
+def logit_gap(model: K2Model, tokens: Sequence[int], first: int, second: int) -> float:
+    """How much larger `first`'s logit is than `second`'s after `tokens`."""
+    pages = range(-(-len(tokens) // 64))
+    last = len(tokens) - 1
+    rows = SequenceRows(0, pages, tokens, range(-1, last), [last])
+    logits = model.forward([rows], model.new_cache(len(pages))).logits[0]
+    return float(logits[first] - logits[second])
