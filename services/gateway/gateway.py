@@ -213,4 +213,4 @@ def _replay(stored: Stored) -> Session:
 def _check_same(there: Record, asked: Record) -> None:
     for field, name in (("prompt", "prompt"), ("requested", "sampling"), ("model", "model")):
         if getattr(there, field) != getattr(asked, field):
-            raise AlreadyExists(f"session of this idempotency_key, with another {name},", there.session_id)
+            raise AlreadyExists("session under this idempotency_key, with another " + name, there.session_id)

@@ -1,0 +1,259 @@
+"""The gateway's two streams against peers that break them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from hedgerow.errors import HedgerowError, NotFound, Unavailable
+from hedgerow.rpc.interceptors import StatusInterceptor
+from hedgerow.v1 import kvstore_pb2 as kv
+from hedgerow.v1 import verifier_pb2 as engine
+from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
+from hedgerow.v1.verifier_pb2_grpc import VerifierServiceServicer, add_VerifierServiceServicer_to_server
+from services.gateway.messages import Append, AppendStatus, Start
+from services.gateway.peers import StorePeer, VerifierPeer
+from services.gateway.types import Trace
+from tests.unit.gateway_peers import OWNER, record
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class BreakingVerifier(VerifierServiceServicer):
+    """Notes what it is sent; `answers` go out, None breaks the stream."""
+
+    def __init__(self) -> None:
+        self.vocab_size = 4096
+        self.received: list[engine.AttachRequest] = []
+        self.answers: asyncio.Queue[engine.AttachResponse | None] = asyncio.Queue()
+
+    async def Describe(self, request: engine.DescribeRequest, context: Context) -> engine.DescribeResponse:
+        return engine.DescribeResponse(model="m", vocab_size=self.vocab_size, context_length=64)
+
+    async def Attach(
+        self, requests: AsyncIterator[engine.AttachRequest], context: Context
+    ) -> AsyncIterator[engine.AttachResponse]:
+        reading = asyncio.create_task(self._read(requests))
+        try:
+            yield engine.AttachResponse(incarnation=b"i" * 16)
+            while (answer := await self.answers.get()) is not None:
+                yield answer
+            raise Unavailable("verifier", "it was told to break")
+        finally:
+            reading.cancel()
+
+    async def _read(self, requests: AsyncIterator[engine.AttachRequest]) -> None:
+        async for request in requests:
+            self.received.append(request)
+
+
+class BreakingStore(KvStoreServiceServicer):
+    """Answers `answering` appends a stream, then breaks it."""
+
+    def __init__(self) -> None:
+        self.answering = 0
+        self.streams: list[list[int]] = []
+        self.renewals = 0
+
+    async def RenewOwner(self, request: kv.RenewOwnerRequest, context: Context) -> kv.RenewOwnerResponse:
+        self.renewals += 1
+        return kv.RenewOwnerResponse(cancelled_sessions=["s7"])
+
+    async def GetSession(
+        self, request: kv.KvStoreServiceGetSessionRequest, context: Context
+    ) -> kv.KvStoreServiceGetSessionResponse:
+        raise NotFound("session", request.session_id)
+
+    async def Append(
+        self, requests: AsyncIterator[kv.AppendRequest], context: Context
+    ) -> AsyncIterator[kv.AppendResponse]:
+        seen: list[int] = []
+        self.streams.append(seen)
+        async for request in requests:
+            seen.append(request.batch_id)
+            if len(seen) > self.answering:
+                raise Unavailable("kvstore", "it was told to break")
+            results = [kv.AppendResult(session_id=e.session_id, status=1) for e in request.entries]  # type: ignore[arg-type]
+            yield kv.AppendResponse(batch_id=request.batch_id, results=results)
+
+
+class Watch:
+    """What a peer told, and waiting for it."""
+
+    def __init__(self) -> None:
+        self.reports: list[str | None] = []
+        self.steps: list[Any] = []
+        self.lost: list[HedgerowError] = []
+        self.answers: list[Any] = []
+
+    async def until(self, what: Callable[[], Any]) -> None:
+        end = time.monotonic() + 5
+        while not what():
+            assert time.monotonic() < end, f"{self.reports} {self.lost} {self.answers}"
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def served(add: Callable[[Any, grpc.aio.Server], None], servicer: Any) -> AsyncIterator[str]:
+    server = grpc.aio.server(interceptors=(StatusInterceptor(),))
+    add(servicer, server)
+    port = server.add_insecure_port("localhost:0")
+    await server.start()
+    try:
+        yield f"localhost:{port}"
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def verifier_peer(servicer: BreakingVerifier) -> AsyncIterator[tuple[VerifierPeer, Watch]]:
+    async with served(add_VerifierServiceServicer_to_server, servicer) as address:
+        watch = Watch()
+        peer = VerifierPeer(address, OWNER, 4096, watch.reports.append)
+        running = asyncio.create_task(peer.run(lambda updates, _: watch.steps.append(updates), watch.lost.append))
+        try:
+            yield peer, watch
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            await peer.close()
+
+
+@asynccontextmanager
+async def store_peer(servicer: BreakingStore, patience: float = 5.0) -> AsyncIterator[tuple[StorePeer, Watch]]:
+    async with served(add_KvStoreServiceServicer_to_server, servicer) as address:
+        watch = Watch()
+        peer = StorePeer(address, OWNER, patience, watch.reports.append)
+        running = asyncio.create_task(peer.run(watch.answers.append, watch.lost.append))
+        try:
+            yield peer, watch
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            await peer.close()
+
+
+def start(session_id: str = "s1", attempt: int = 1) -> Start:
+    return Start(record(session_id), 1, attempt, (), b"d" * 16, 0, 0, Trace(), False)
+
+
+def append(offset: int) -> list[Append]:
+    return [Append("s1", 1, b"b" * 16, offset, [1], b"", b"")]
+
+
+async def test_a_verifier_with_another_vocabulary_is_not_attached() -> None:
+    verifier = BreakingVerifier()
+    verifier.vocab_size = 163840
+    async with verifier_peer(verifier) as (peer, watch):
+        await watch.until(lambda: watch.reports)
+        assert "163840" in str(watch.reports[0])
+        assert "4096" in str(watch.reports[0])
+        assert not peer.attached
+        verifier.vocab_size = 4096  # another one took its place
+        await watch.until(lambda: peer.attached)
+        assert watch.reports[-1] is None
+        assert watch.lost == []
+
+
+async def test_a_broken_stream_is_told_once_and_opened_again() -> None:
+    verifier = BreakingVerifier()
+    async with verifier_peer(verifier) as (peer, watch):
+        await watch.until(lambda: peer.attached)
+        verifier.answers.put_nowait(None)
+        await watch.until(lambda: watch.lost)
+        assert isinstance(watch.lost[0], Unavailable)
+        assert watch.lost[0].retry_after
+        await watch.until(lambda: peer.attached)
+        assert len(watch.lost) == 1
+        assert watch.reports[-1] is None
+        await watch.until(lambda: [bytes(r.gateway) for r in verifier.received] == [OWNER, OWNER])
+
+
+async def test_what_is_enqueued_together_travels_together() -> None:
+    verifier = BreakingVerifier()
+    async with verifier_peer(verifier) as (peer, watch):
+        await watch.until(lambda: peer.attached)
+        for i in range(32):
+            peer.start(start(f"s{i}"))
+            peer.committed(f"s{i}", 1, 1, 5)
+        await watch.until(lambda: len(verifier.received) > 1)
+        assert len(verifier.received) == 2, "the hello and one message"
+        assert len(verifier.received[1].start) == len(verifier.received[1].committed) == 32
+        assert peer.messages_sent == 1
+
+
+async def test_a_start_that_is_cancelled_before_it_left_never_leaves() -> None:
+    """A message's cancels are taken before its starts: both in one would leave the sequence running for ever."""
+    verifier = BreakingVerifier()
+    async with verifier_peer(verifier) as (peer, watch):
+        await watch.until(lambda: peer.attached)
+        peer.start(start("s1"))
+        peer.start(start("s2", attempt=2))
+        peer.cancel("s1", 1, 1)
+        peer.cancel("s2", 1, 1)  # an older attempt: it may be running
+        await watch.until(lambda: len(verifier.received) > 1)
+        assert [s.session_id for s in verifier.received[1].start] == ["s2"]
+        assert [(c.session_id, c.attempt) for c in verifier.received[1].cancel] == [("s2", 1)]
+
+
+async def test_an_update_with_an_error_has_it() -> None:
+    verifier = BreakingVerifier()
+    async with verifier_peer(verifier) as (peer, watch):
+        await watch.until(lambda: peer.attached)
+        error = engine.SequenceError(reason="OVERLOADED", message="full", metadata={"queued": "9"}, retry_after_ms=250)
+        verifier.answers.put_nowait(
+            engine.AttachResponse(updates=[engine.SequenceUpdate(session_id="s1", epoch=1, attempt=1, error=error)])
+        )
+        await watch.until(lambda: watch.steps)
+        told = watch.steps[0][0]
+        assert (told.error.reason, told.error.message, told.error.retry_after) == ("OVERLOADED", "full", 0.25)
+        assert told.error.metadata == {"queued": "9"}
+
+
+async def test_appends_without_an_answer_are_sent_again_in_order() -> None:
+    store = BreakingStore()
+    store.answering = 2
+    async with store_peer(store) as (peer, watch):
+        for offset in range(5):
+            peer.append(append(offset))
+        await watch.until(lambda: len(watch.answers) == 5)
+        assert [answer[0].status for answer in watch.answers] == [AppendStatus.OK] * 5
+        first, second, third = store.streams[:3]
+        assert (first[:3], second[:3], third) == ([1, 2, 3], [3, 4, 5], [5])
+        assert peer.unanswered == 0
+        assert watch.lost == []
+        assert "told to break" in str(watch.reports)
+
+
+async def test_a_store_that_never_answers_is_lost_after_its_patience() -> None:
+    store = BreakingStore()
+    async with store_peer(store, patience=0.3) as (peer, watch):
+        peer.append(append(0))
+        began = time.monotonic()
+        await watch.until(lambda: watch.lost)
+        assert time.monotonic() - began >= 0.3
+        assert isinstance(watch.lost[0], Unavailable)
+        assert peer.unanswered == 0
+        assert watch.answers == []
+
+
+async def test_a_store_that_is_not_there_is_told_as_such() -> None:
+    peer = StorePeer("localhost:1", OWNER, 0.5, lambda why: None)
+    with pytest.raises(Unavailable, match="kvstore") as raised:
+        await peer.get("s1")
+    assert raised.value.retry_after
+    await peer.close()
+
+
+async def test_what_the_store_says_is_passed_on() -> None:
+    async with store_peer(BreakingStore()) as (peer, watch):
+        await watch.until(lambda: watch.reports == [None])
+        with pytest.raises(NotFound, match="s9"):
+            await peer.get("s9")
+        assert list(await peer.renew()) == ["s7"]
