@@ -1,0 +1,183 @@
+"""The command line, in this process, against a scripted gateway."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hedgerow.cli.main import FAILED, INTERRUPTED, NOBODY_THERE, REFUSED, main
+from hedgerow.cli.show import COLOURS, RESET
+from hedgerow.errors import InvalidRequest, NotFound, Unavailable
+from tests.unit.client_gateway import chunk, finished, started
+from tests.unit.test_client_sync import served
+
+WHOLE = [started(), chunk(0, [1, 2], "a\nb"), chunk(2, [3], "c"), finished("LENGTH", 3)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def run(server: object, *arguments: str) -> int:
+    return main([arguments[0], "--address", server.address, *arguments[1:]])  # type: ignore[attr-defined]
+
+
+def test_generate_streams_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(WHOLE) as (server, _):
+        options = ["--max-tokens", "3", "--temperature", "0.5", "--top-k", "4", "--seed", "9", "--budget", "0"]
+        assert run(server, "generate", "def f", *options, "--stop", "\\n\\n", "--stop", "END") == 0
+    assert capsys.readouterr().out == "a\nbc\n"
+    asked = server.requests[0]
+    assert asked.text == "def f"
+    assert (asked.sampling.max_tokens, asked.sampling.temperature, asked.sampling.top_k) == (3, 0.5, 4)
+    assert (asked.sampling.seed, list(asked.sampling.stop)) == (9, ["\n\n", "END"])
+    assert asked.speculation.HasField("budget")
+    assert not asked.sampling.HasField("top_p")
+    assert not asked.return_steps
+
+
+def test_the_prompt_may_be_a_file_or_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.py").write_text("# héllo\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
+    with served(WHOLE, WHOLE) as (server, _):
+        assert run(server, "generate", "--file", str(tmp_path / "p.py")) == 0
+        assert run(server, "generate", "-") == 0
+    assert [request.text for request in server.requests] == ["# héllo\n", "from a pipe"]
+    capsys.readouterr()
+
+
+def test_json_is_an_event_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(WHOLE) as (server, _):
+        assert run(server, "generate", "x", "--json") == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["event"] for event in events] == ["started", "chunk", "chunk", "finished"]
+    assert (events[1]["tokens"], events[1]["steps"][0]["tree_nodes"]) == ([1, 2], 5)
+    assert (events[3]["reason"], events[3]["usage"]["completion_tokens"]) == ("length", 3)
+
+
+def test_runs_are_brackets_in_a_pipe_and_colours_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(WHOLE, WHOLE) as (server, _):
+        assert run(server, "generate", "x", "--show-runs") == 0
+        assert capsys.readouterr().out == "[a\nb][c]\n[3 tokens, 2 steps, 1.50 tokens a step, length]\n"
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert run(server, "generate", "x", "--show-runs") == 0
+    first, second = COLOURS
+    assert terminal.getvalue().startswith(f"{first}a{RESET}\n{first}b{RESET}{second}c{RESET}\n")
+    assert server.requests[0].return_steps
+
+
+def test_chat_keeps_the_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = iter(["first", "", "second", "/new", "third", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
+    with served(WHOLE, WHOLE, WHOLE) as (server, _):
+        assert run(server, "chat", "--system", "Be brief.", "--no-thinking") == 0
+    turns = [[(m.role, m.content) for m in request.chat.messages] for request in server.requests]
+    system, answer = ("system", "Be brief."), ("assistant", "a\nbc")
+    assert turns == [
+        [system, ("user", "first")],
+        [system, ("user", "first"), answer, ("user", "second")],
+        [system, ("user", "third")],
+    ]
+    assert server.requests[0].chat.HasField("thinking")
+    assert not server.requests[0].chat.thinking
+    capsys.readouterr()
+
+
+def test_chat_goes_on_after_an_answer_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["too long", "short"])
+
+    def next_line(prompt: str = "") -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", next_line)
+    refusal = InvalidRequest("chat", "9 tokens", "below 8")
+    with served([refusal], WHOLE) as (server, _):
+        assert run(server, "chat") == 0
+    assert [m.content for m in server.requests[1].chat.messages] == ["short"]
+    assert "below 8" in capsys.readouterr().err
+
+
+def test_one_question(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(WHOLE) as (server, _):
+        assert run(server, "chat", "hi") == 0
+    assert [(m.role, m.content) for m in server.requests[0].chat.messages] == [("user", "hi")]
+    assert capsys.readouterr().out == "a\nbc\n"
+
+
+def test_the_small_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with served() as (server, _):
+        assert run(server, "models") == 0
+        assert run(server, "models", "--json") == 0
+        assert run(server, "tokenize", "ab") == 0
+        assert run(server, "tokenize", "ab", "--chat", "--json") == 0
+        assert run(server, "session", "s1") == 0
+        assert run(server, "session", "s1", "--delete") == 0
+        assert run(server, "cancel", "s1") == 0
+        assert run(server, "cancel", "s2") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("m  ready, context 64, vocabulary 99")
+    assert json.loads(out[1])["name"] == "m"
+    assert out[2] == "97 98"
+    assert bytes(json.loads(out[3])) == b"user:ab;"
+    assert json.loads("\n".join(out[4:-3]))["token_count"] == 5
+    assert out[-3:] == ["deleted", "cancelled", "it had ended"]
+
+
+def test_exit_status_tells_what_went_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--address", "localhost:1", "x"]) == NOBODY_THERE
+    said = capsys.readouterr().err
+    assert "localhost:1" in said
+    assert "hedgerow up" in said
+    scripts = (
+        [InvalidRequest("sampling.top_p", 2.0, "in (0, 1]")],
+        [NotFound("session", "s")],
+        [started(), chunk(0, [1], "a"), Unavailable("verifier", "it broke", 0.5)],
+        [started(), finished("CANCELLED")],
+    )
+    with served(*scripts) as (server, _):
+        assert run(server, "generate", "x") == REFUSED
+        assert "sampling.top_p: 2.0 is not allowed: in (0, 1]" in capsys.readouterr().err
+        assert run(server, "generate", "x") == REFUSED
+        assert run(server, "generate", "x") == FAILED
+        assert "trying again in 0.5 s can help" in capsys.readouterr().err
+        assert run(server, "generate", "x") == FAILED
+        assert run(server, "generate", "x", "--file", "/nowhere") == REFUSED
+        assert run(server, "generate", "--file", "/nowhere") == REFUSED
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hedgerow.cli.generate.show", interrupted)
+    with served(WHOLE) as (server, _):
+        assert run(server, "generate", "x") == INTERRUPTED
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_address_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served() as (server, _):
+        monkeypatch.setenv("HEDGEROW_ADDRESS", server.address)
+        assert main(["models"]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        main(["frobnicate"])
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "generate" in capsys.readouterr().out
