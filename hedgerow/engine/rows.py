@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kernels.tree_accept import accept_walk
+import torch
 
-from hedgerow.engine.sampler import RowDraw
+from hedgerow.engine.sampler import RowDraw, draw
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import Phase
 from hedgerow.engine.tree import Tree
 from hedgerow.model.batch import SequenceRows
+from kernels.tree_accept import accept_walk
+
+UNDRAWN = -1  # no token
 
 
 class Part(NamedTuple):
@@ -23,6 +26,12 @@ class Part(NamedTuple):
     first_row: int  # in the pass's features
     first_draw: int  # in the pass's logits
     draws: list[RowDraw]  # one per wanted row
+
+    @property
+    def drawn_first(self) -> range:
+        """Draws that are made before any walk."""
+        greedy = self.work.sequence.start.sampling.temperature == 0
+        return range(len(self.draws) if greedy else min(len(self.draws), 1))
 
 
 class Walk(NamedTuple):
@@ -80,19 +89,39 @@ def _tokens(work: Work, tree: Tree | None) -> tuple[Sequence[int], Sequence[int]
     return output[begin - len(prompt) : end - len(prompt)], range(-1, work.rows - 1)
 
 
-def walk(part: Part, drawn: Sequence[int]) -> Walk:
-    """Follows the target's draws (one per wanted row) down the tree, and cuts the path where the sequence ends.
+def walk_all(parts: Sequence[Part], logits: torch.Tensor, eos: frozenset[int]) -> list[Walk]:
+    """Draws from `logits` [wanted rows of all parts, V] and follows the draws down every tree.
 
-    What is cut is never committed. The sequence's stop watch has then seen the tokens: call it once per step.
+    Level by level, all parts together, so that of a seeded part only the rows that its walk reaches are drawn: a row's
+    draw depends on no other row. Greedy rows cost next to nothing and are all drawn with the first level.
     """
-    sequence = part.work.sequence
+    drawn = [[UNDRAWN] * len(part.draws) for part in parts]
+    wanted = [(n, row) for n, part in enumerate(parts) for row in part.drawn_first]
+    while wanted:
+        places = [parts[n].first_draw + row for n, row in wanted]
+        rows = logits if len(places) == len(logits) else logits[places]
+        tokens = draw(rows, [parts[n].draws[row] for n, row in wanted], eos)
+        for (n, row), token in zip(wanted, tokens, strict=True):
+            drawn[n][row] = token
+        ends = [(n, _path(parts[n], drawn[n])[-1]) for n, part in enumerate(parts) if part.tree is not None]
+        wanted = [(n, row) for n, row in ends if drawn[n][row] == UNDRAWN]
+    return [_walk(part, tokens) for part, tokens in zip(parts, drawn, strict=True)]
+
+
+def _walk(part: Part, drawn: Sequence[int]) -> Walk:
+    """Cuts the path where the sequence ends. Its stop watch then has seen the tokens: once per step."""
+    sequence, path = part.work.sequence, _path(part, drawn)
     if part.work.phase is not Phase.DECODING:
-        return Walk(range(part.work.rows), sequence.truncate(drawn), 0)
-    path: Sequence[int] = (0,)
-    if part.tree is not None:
-        path = accept_walk(part.rows.parents, part.rows.tokens, drawn)
+        return Walk(path, sequence.truncate(drawn), 0)
     tokens = sequence.truncate([*(part.rows.tokens[row] for row in path[1:]), drawn[path[-1]]])
     return Walk(path[: len(tokens)], tokens, len(path) - 1)
+
+
+def _path(part: Part, drawn: Sequence[int]) -> Sequence[int]:
+    """The part's rows that the draws so far lead to."""
+    if part.tree is None:
+        return range(part.work.rows)
+    return accept_walk(part.rows.parents, part.rows.tokens, drawn)
 
 
 def moves(part: Part, path: Sequence[int], page_size: int) -> tuple[list[int], list[int]]:

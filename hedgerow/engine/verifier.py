@@ -25,7 +25,6 @@ from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.drafts import DraftDesk
 from hedgerow.engine.inbox import Cancel, Committed, Inbox, Limits
 from hedgerow.engine.kv_cache import PagePool
-from hedgerow.engine.sampler import draw
 from hedgerow.engine.scheduler import Scheduler, Work, expired
 from hedgerow.engine.sequence import AttachedSequence
 from hedgerow.engine.types import DraftAnswer, DraftBatch, Finish, Start, StepResult, StepStats, StepTimings, Update
@@ -182,8 +181,7 @@ class VerifierEngine:
 
     def _accept(self, plan: Plan, parts: list[rows.Part], logits: torch.Tensor, features: torch.Tensor) -> None:
         """Draws, walks, moves the accepted latents into place, keeps their features, and hands out the tokens."""
-        drawn = draw(logits, [row for part in parts for row in part.draws], self._eos)
-        walks = [rows.walk(part, drawn[part.first_draw : part.first_draw + len(part.draws)]) for part in parts]
+        walks = rows.walk_all(parts, logits, self._eos)
         moved = [rows.moves(part, walk.path, self.cache.page_size) for part, walk in zip(parts, walks, strict=True)]
         sources = [slot for source, _ in moved for slot in source]
         if sources:
