@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 import grpc
@@ -14,7 +14,15 @@ from hedgerow import errors
 from hedgerow.errors import HedgerowError
 
 DOMAIN, DETAILS_KEY = "hedgerow", "grpc-status-details-bin"
-REASONS = {kind.reason: kind for kind in HedgerowError.__subclasses__()}
+
+
+def _family(kind: type[HedgerowError]) -> Iterator[type[HedgerowError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _family(child)
+
+
+REASONS = {kind.reason: kind for kind in _family(HedgerowError)}
 CODES: Mapping[grpc.StatusCode, type[HedgerowError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
     grpc.StatusCode.NOT_FOUND: errors.NotFound,

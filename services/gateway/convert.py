@@ -10,6 +10,7 @@ from google.protobuf.message import Message as Protobuf
 
 from hedgerow import errors
 from hedgerow.errors import HedgerowError
+from hedgerow.rpc.status import KIND_OF_REASON
 from hedgerow.v1 import common_pb2 as common
 from hedgerow.v1 import gateway_pb2 as public
 from hedgerow.v1 import kvstore_pb2 as kv
@@ -22,7 +23,6 @@ SCALARS = (
     "presence_penalty", "repetition_penalty", "ignore_eos", "n", "logprobs", "top_logprobs", "sample_index",
 )  # fmt: skip
 LISTS = ("stop", "stop_token_ids", "bad_words")
-ERRORS = {kind.reason: kind for kind in HedgerowError.__subclasses__()}
 Row = TypeVar("Row")
 
 # ---- from clients
@@ -199,7 +199,7 @@ def timings(t: common.Timings) -> m.Timings:
 
 def sequence_error(e: engine.SequenceError) -> HedgerowError:
     """What the verifier says, as an error of ours."""
-    kind = ERRORS.get(e.reason, errors.Internal)
+    kind = KIND_OF_REASON.get(e.reason, errors.Internal)
     error = kind.__new__(kind)  # the classes' own constructors make up messages; this one came over the wire
     HedgerowError.__init__(error, e.message, metadata=e.metadata, retry_after=e.retry_after_ms / 1000 or None)
     if isinstance(error, errors.InvalidRequest):

@@ -31,7 +31,7 @@ from services.gateway.types import Model, Record
 
 FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds between attempts to reach a peer
 LEASE_TTL = 15.0  # seconds that this gateway's leases outlive its last renewal
-ALL = (1 << 32) - 1
+ALL = (1 << 31) - 1  # from this offset on there are no tokens
 Answer = TypeVar("Answer")
 Report = Callable[[str | None], None]
 """Told what is wrong with a peer, None when nothing is."""
