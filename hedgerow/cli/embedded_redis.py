@@ -17,6 +17,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -34,12 +35,20 @@ class EmbeddedRedis:
     """One server on `folder`, which it makes if it is not there; a second one on the same folder is refused.
 
     `port` 0 takes a free one at the first start and keeps it. `binary`: another redis-server or valkey-server.
+    `settings`: further words of its configuration.
     """
 
     def __init__(
-        self, folder: Path, port: int = 0, *, binary: Path | None = None, backoff: Backoff | None = None
+        self,
+        folder: Path,
+        port: int = 0,
+        *,
+        binary: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        backoff: Backoff | None = None,
     ) -> None:
         self.folder, self.port, self._binary = folder.absolute(), port, binary
+        self._settings = dict(settings or {})
         self._backoff = backoff or Backoff()
         self._lock: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -171,13 +180,20 @@ class EmbeddedRedis:
             "maxmemory-policy": "noeviction",
             "pidfile": str(self.folder / "redis.pid"),
             "daemonize": "no",
+            **self._settings,
         }
         return [str(binary), *(word for name, value in settings.items() for word in (f"--{name}", value))]
 
     def _answers(self) -> bool:
+        """Whether our server answers PING; another one on the same port is not ours."""
+        process = self._process
+        if process is None:
+            return False
         with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=1.0) as connection:
-            connection.sendall(b"PING\r\n")
-            return connection.recv(64).startswith(b"+PONG")
+            connection.sendall(b"PING\r\nINFO server\r\nQUIT\r\n")
+            with connection.makefile("rb") as stream:
+                answer = stream.read()
+            return answer.startswith(b"+PONG") and b"\r\nprocess_id:%d\r\n" % process.pid in answer
         return False
 
     def _last_words(self) -> str:

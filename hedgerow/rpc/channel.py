@@ -37,7 +37,8 @@ def _options(limit: int, keepalive: float, timeout: float, max_backoff: float) -
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # Despite its name this is how long a connection attempt may take: with 100 ms, attempts fail on a busy machine.
+        ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", int(max_backoff * 1000)),
         # One connection a channel: two channels to one server must not share a subchannel and its flow control.
         ("grpc.use_local_subchannel_pool", 1),

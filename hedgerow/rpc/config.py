@@ -95,8 +95,13 @@ def variable_of(field: str) -> str:
 def _refuse_unknown(env: Mapping[str, str], known: list[str]) -> None:
     for variable in sorted(env):
         if variable.startswith(PREFIX) and variable not in known:
-            near = difflib.get_close_matches(variable, known, n=1)
-            limit = f"unknown variable; did you mean {near[0]}?" if near else f"unknown; known are {', '.join(known)}"
+            names = [name.removeprefix(PREFIX) for name in known]  # the prefix would make everything alike
+            near = difflib.get_close_matches(variable.removeprefix(PREFIX), names, n=1)
+            limit = (
+                f"unknown variable; did you mean {PREFIX}{near[0]}?"
+                if near
+                else f"unknown; known are {', '.join(known)}"
+            )
             raise ConfigError(variable, "this", limit)
 
 

@@ -70,7 +70,7 @@ class Health:
             self._troubles.pop(what, None)
         else:
             self._troubles[what] = why
-        if (before is None) != (why is None):
+        if before != why:
             log.info("health changed", what=what, why=why or "well", serving=self.serving)
             self._changed()
 

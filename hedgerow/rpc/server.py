@@ -125,7 +125,6 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_send_message_length", config.message_limit),
         ("grpc.max_receive_message_length", config.message_limit),
-        ("grpc.max_concurrent_streams", config.max_concurrent_rpcs),
         # Two processes on one port would share its connections silently; a taken port must fail.
         ("grpc.so_reuseport", 0),
         # Find clients that vanished without a FIN within 30 s.

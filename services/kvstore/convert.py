@@ -23,9 +23,9 @@ T = TypeVar("T")
 _LITTLE = sys.byteorder == "little"
 
 
-def session_id(value: str) -> str:
+def session_id(value: str, field: str = "session_id") -> str:
     """The id, where it is one."""
-    return _checked("session_id", value, _ID.fullmatch(value) is not None, "1 to 128 of A-Z a-z 0-9 _ . : -")
+    return _checked(field, value, _ID.fullmatch(value) is not None, "1 to 128 of A-Z a-z 0-9 _ . : -")
 
 
 def mark(field: str, value: bytes) -> bytes:
@@ -71,7 +71,7 @@ def new_session(request: kvstore_pb2.CreateSessionRequest, config: KvStoreConfig
     _ranged("record.prompt", len(record.prompt), 1, config.max_prompt, "tokens")
     ttl = _ranged("ttl_ms", request.ttl_ms, 1000, 365 * DAY) if request.ttl_ms else config.session_ttl_ms
     return NewSession(
-        session_id(record.session_id),
+        session_id(record.session_id, "record.session_id"),
         record.SerializeToString(),
         mark("record.birth", record.birth),
         mark("owner", request.owner),

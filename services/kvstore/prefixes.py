@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redis.exceptions import ResponseError
-
 from services.kvstore.records import Holder
 from services.kvstore.scripts import Call, Runner, Script
+from services.kvstore.store import sound
 
 MOST_HOLDERS = 64
 """Verifiers remembered for one block; those that expire last stay."""
@@ -26,8 +25,7 @@ class Prefixes:
         """`verifier` holds `blocks` for `ttl` milliseconds."""
         arguments = (verifier.encode(), b"%d" % ttl, b"%d" % MOST_HOLDERS)
         for reply in await self.runner.call_all([Call(self._put, (_key(block),), arguments) for block in blocks]):
-            if isinstance(reply, ResponseError):
-                raise reply
+            sound(reply)
 
     async def find(self, blocks: Sequence[bytes]) -> list[Holder]:
         """Every verifier that holds the first block, with how many it holds from there on; longest first."""
@@ -35,9 +33,7 @@ class Prefixes:
         for start in range(0, len(blocks), ROUND):
             calls = [Call(self._find, (_key(block),), ()) for block in blocks[start : start + ROUND]]
             for i, reply in enumerate(await self.runner.call_all(calls), start):
-                if isinstance(reply, ResponseError):
-                    raise reply
-                for verifier in (name.decode() for name in reply):
+                for verifier in (name.decode() for name in sound(reply)):
                     if runs.get(verifier, 0) == i:  # it held every block before this one
                         runs[verifier] = i + 1
             if max(runs.values(), default=0) < min(start + ROUND, len(blocks)):

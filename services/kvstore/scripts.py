@@ -67,13 +67,6 @@ class Runner:
         """Close every connection."""
         await self.pool.disconnect()
 
-    async def call(self, script: Script, keys: Sequence[bytes], *arguments: bytes) -> Any:
-        """One call. Raises ResponseError where the script failed."""
-        (reply,) = await self.call_all([Call(script, keys, arguments)])
-        if isinstance(reply, ResponseError):
-            raise reply
-        return reply
-
     async def call_all(self, calls: Sequence[Call]) -> list[Any]:
         """All calls in one round trip, in order; a call that failed answers with its ResponseError.
 

@@ -122,7 +122,8 @@ class Store:
     async def read(self, session_id: str, from_offset: int, *, chunks: int, record: bool = False) -> Session:
         """A session at one moment, with at most `chunks` chunks from `from_offset` on."""
         limits = (b"%d" % from_offset, b"%d" % chunks, b"%d" % record)
-        packed, stored, *raw = _sound(await self.runner.call(self._read, keys(session_id), *limits))
+        (reply,) = await self.runner.call_all([Call(self._read, keys(session_id), limits)])
+        packed, stored, *raw = sound(reply)
         answer = codec.unpack_answer(packed)
         if answer.status != Status.OK:
             raise _refusal(session_id, *answer)
@@ -133,7 +134,7 @@ class Store:
         replies = await self.runner.call_all(
             [Call(self._read, keys(session_id), (b"0", b"0", b"0")) for session_id in session_ids]
         )
-        answers = [codec.unpack_answer(_sound(reply)[0]) for reply in replies]
+        answers = [codec.unpack_answer(sound(reply)[0]) for reply in replies]
         return {i: a.state if a.status == Status.OK else None for i, a in zip(session_ids, answers, strict=True)}
 
     async def _lives(self, owner: bytes) -> bool:
@@ -141,13 +142,11 @@ class Store:
         return bool(alive)
 
     async def _change(self, script: Script, session_id: str, *arguments: bytes) -> Answer:
-        try:
-            return codec.unpack_answer(await self.runner.call(script, keys(session_id), *arguments))
-        except OutOfMemoryError:
+        (reply,) = await self.runner.call_all([Call(script, keys(session_id), arguments)])
+        if isinstance(reply, OutOfMemoryError):
             used, limit = await self._memory()
             raise errors.Overloaded("the store's memory in bytes", used, limit, RETRY_AFTER) from None
-        except ResponseError as error:
-            raise _refused(script.name, error) from error
+        return codec.unpack_answer(sound(reply))
 
     async def _memory(self) -> tuple[int, int]:
         (info,) = await self._commands((b"INFO", b"memory"))
@@ -155,7 +154,7 @@ class Store:
         return int(fields["used_memory"]), int(fields["maxmemory"])
 
     async def _commands(self, *commands: Sequence[bytes]) -> list[Any]:
-        return [_sound(reply) for reply in await self.runner.exchange(commands)]
+        return [sound(reply) for reply in await self.runner.exchange(commands)]
 
 
 def keys(session_id: str) -> tuple[bytes, bytes, bytes]:
@@ -183,7 +182,8 @@ def _append_answer(entry: Entry, reply: Any) -> Answer:
     return Answer(Status.UNAVAILABLE, State())
 
 
-def _sound(reply: Any) -> Any:
+def sound(reply: Any) -> Any:
+    """The reply, where Redis did not answer with an error."""
     if isinstance(reply, ResponseError):
         raise _refused("command", reply) from reply
     return reply
