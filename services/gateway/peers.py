@@ -30,6 +30,7 @@ from services.gateway.messages import Append, Appended, Created, Start, Stored, 
 from services.gateway.types import Model, Record
 
 FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds between attempts to reach a peer
+IN_FLIGHT, MOST_ENTRIES = 2, 1024  # messages to the store without an answer; entries of one
 LEASE_TTL = 15.0  # seconds that this gateway's leases outlive its last renewal
 ALL = (1 << 31) - 1  # from this offset on there are no tokens
 Answer = TypeVar("Answer")
@@ -134,30 +135,28 @@ class VerifierPeer:
 
 
 class StorePeer:
-    """The store. Appends that were not answered when the stream broke are sent again: each names its offset."""
+    """The store. What waits while IN_FLIGHT messages are on their way goes out as one: a slow store gets fewer, larger
+    messages. Those that were not answered when the stream broke are sent again: each entry names its offset.
+    """
 
     def __init__(self, address: str, owner: bytes, patience: float, report: Report) -> None:
         self.address, self._owner, self._patience, self._report = address, owner, patience, report
         self.messages_sent = 0
         self._channel = open_channel(address)
         self._stub = KvStoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._batches = 0
+        self._waiting: deque[Append] = deque()
         self._unanswered: dict[int, kv.AppendRequest] = {}
-        self._unsent: deque[kv.AppendRequest] = deque()
         self._away_since: float | None = None  # since when a broken stream leaves appends without an answer
         self._wake = asyncio.Event()
 
     @property
     def unanswered(self) -> int:
-        """Appends on their way."""
-        return len(self._unanswered)
+        """Entries and messages that the store has not answered."""
+        return len(self._waiting) + len(self._unanswered)
 
     def append(self, entries: Sequence[Append]) -> None:
         """See table.Store."""
-        self._batches += 1
-        request = convert.append(self._batches, entries, self._owner)
-        self._unanswered[self._batches] = request
-        self._unsent.append(request)
+        self._waiting.extend(entries)
         self._wake.set()
 
     async def run(self, appended: Callable[[Sequence[Appended]], None], lost: Callable[[HedgerowError], None]) -> None:
@@ -177,6 +176,7 @@ class StorePeer:
             if self._is_lost():
                 log.error("the store is lost", address=self.address, unanswered=self.unanswered)
                 self._unanswered.clear()
+                self._waiting.clear()
                 lost(error)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, LAST_DELAY)
@@ -222,8 +222,6 @@ class StorePeer:
 
     async def _exchange(self, appended: Callable[[Sequence[Appended]], None]) -> None:
         call = self._stub.Append()
-        self._unsent = deque(self._unanswered.values())
-        self._wake.set()
         writer = asyncio.create_task(self._write(call))
         try:
             while (message := await call.read()) is not EOF:
@@ -232,6 +230,8 @@ class StorePeer:
                     raise InvariantViolation(f"kvstore answered batch {message.batch_id}, the oldest is {oldest}")
                 del self._unanswered[message.batch_id]
                 self._away_since = None
+                if self._waiting:
+                    self._wake.set()
                 appended(convert.appended(message))
             raise Unavailable("kvstore", "it ended the stream")
         finally:
@@ -242,18 +242,26 @@ class StorePeer:
         """Whether appends have been without an answer for too long. Called when the stream broke."""
         now = time.monotonic()
         self._away_since = self._away_since or now
-        if not self._unanswered:
+        if not self.unanswered:
             self._away_since = now
         return now - self._away_since >= self._patience
 
     async def _write(self, call: grpc.aio.StreamStreamCall[kv.AppendRequest, kv.AppendResponse]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells
+            for request in list(self._unanswered.values()):
+                await call.write(request)
             while True:
-                await self._wake.wait()
+                while self._waiting and len(self._unanswered) < IN_FLIGHT:
+                    await call.write(self._next())
                 self._wake.clear()
-                while self._unsent:
-                    self.messages_sent += 1
-                    await call.write(self._unsent.popleft())
+                await self._wake.wait()
+
+    def _next(self) -> kv.AppendRequest:
+        entries = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_ENTRIES))]
+        self.messages_sent += 1
+        request = convert.append(self.messages_sent, entries, self._owner)
+        self._unanswered[self.messages_sent] = request
+        return request
 
 
 def _unreachable(peer: str, error: grpc.aio.AioRpcError) -> HedgerowError:

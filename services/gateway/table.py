@@ -94,8 +94,9 @@ class SessionTable:
             self._store.append(entries)
 
     def appended(self, results: Sequence[Appended]) -> None:
-        """An answer of the store: release what it has, and tell the verifier."""
+        """An answer of the store: release what it has, and tell the verifier once a session."""
         now = self._now_ns()
+        grown: dict[str, Session] = {}
         for result in results:
             session = self.sessions.get(result.session_id)
             if session is None:
@@ -104,11 +105,13 @@ class SessionTable:
                 self._refused(session, result)
                 continue
             session.acknowledge(now)
+            grown[session.id] = session
             if session.done:
                 del self.sessions[session.id]
-            self._tell(session)
-            if result.state.cancel_marked:
+            elif result.state.cancel_marked:
                 self.cancel(session)
+        for session in grown.values():
+            self._tell(session)
 
     def engine_lost(self, error: HedgerowError) -> None:
         """The verifier's stream broke: what runs there ends with `error`, on record."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from hedgerow.v1 import kvstore_pb2 as kv
 from hedgerow.v1 import verifier_pb2 as engine
 from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
 from hedgerow.v1.verifier_pb2_grpc import VerifierServiceServicer, add_VerifierServiceServicer_to_server
-from services.gateway.messages import Append, AppendStatus, Start
+from services.gateway.messages import Append, Start
 from services.gateway.peers import StorePeer, VerifierPeer
 from services.gateway.types import Trace
 from tests.unit.gateway_peers import OWNER, record
@@ -54,15 +55,15 @@ class BreakingVerifier(VerifierServiceServicer):
 
 
 class BreakingStore(KvStoreServiceServicer):
-    """Answers `answering` appends a stream, then breaks it."""
+    """Answers `answering` appends a stream, then breaks it; waits for `gate` before each answer."""
 
     def __init__(self) -> None:
         self.answering = 0
-        self.streams: list[list[int]] = []
-        self.renewals = 0
+        self.streams: list[list[list[str]]] = []  # streams, their messages, their sessions
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def RenewOwner(self, request: kv.RenewOwnerRequest, context: Context) -> kv.RenewOwnerResponse:
-        self.renewals += 1
         return kv.RenewOwnerResponse(cancelled_sessions=["s7"])
 
     async def GetSession(
@@ -73,10 +74,11 @@ class BreakingStore(KvStoreServiceServicer):
     async def Append(
         self, requests: AsyncIterator[kv.AppendRequest], context: Context
     ) -> AsyncIterator[kv.AppendResponse]:
-        seen: list[int] = []
+        seen: list[list[str]] = []
         self.streams.append(seen)
         async for request in requests:
-            seen.append(request.batch_id)
+            seen.append([entry.session_id for entry in request.entries])
+            await self.gate.wait()
             if len(seen) > self.answering:
                 raise Unavailable("kvstore", "it was told to break")
             results = [kv.AppendResult(session_id=e.session_id, status=1) for e in request.entries]  # type: ignore[arg-type]
@@ -143,8 +145,12 @@ def start(session_id: str = "s1", attempt: int = 1) -> Start:
     return Start(record(session_id), 1, attempt, (), b"d" * 16, 0, 0, Trace(), False)
 
 
-def append(offset: int) -> list[Append]:
-    return [Append("s1", 1, b"b" * 16, offset, [1], b"", b"")]
+def append(session_id: str) -> list[Append]:
+    return [Append(session_id, 1, b"b" * 16, 0, [1], b"", b"")]
+
+
+def answered(watch: Watch) -> list[str]:
+    return [entry.session_id for answer in watch.answers for entry in answer]
 
 
 async def test_a_verifier_with_another_vocabulary_is_not_attached() -> None:
@@ -220,21 +226,37 @@ async def test_appends_without_an_answer_are_sent_again_in_order() -> None:
     store = BreakingStore()
     store.answering = 2
     async with store_peer(store) as (peer, watch):
-        for offset in range(5):
-            peer.append(append(offset))
-        await watch.until(lambda: len(watch.answers) == 5)
-        assert [answer[0].status for answer in watch.answers] == [AppendStatus.OK] * 5
-        first, second, third = store.streams[:3]
-        assert (first[:3], second[:3], third) == ([1, 2, 3], [3, 4, 5], [5])
-        assert peer.unanswered == 0
+        for number in range(8):
+            peer.append(append(f"s{number}"))
+            await watch.until(lambda: peer.messages_sent and (peer.unanswered > 1 or not peer.unanswered))
+        await watch.until(lambda: not peer.unanswered)
+        assert answered(watch) == [f"s{number}" for number in range(8)]
+        assert len(store.streams) > 1
+        for before, after in itertools.pairwise(store.streams):
+            assert after[0] == before[2], "the first that was not answered comes first"
         assert watch.lost == []
         assert "told to break" in str(watch.reports)
+
+
+async def test_what_waits_for_a_slow_store_goes_out_as_one() -> None:
+    """A store that takes longer than a step would otherwise fall behind for ever, one message a step."""
+    store = BreakingStore()
+    store.answering = 100
+    store.gate.clear()
+    async with store_peer(store) as (peer, watch):
+        for number in range(10):
+            peer.append(append(f"s{number}"))
+            await watch.until(lambda sent=number + 1: peer.messages_sent == min(sent, 2))  # type: ignore[misc]
+        store.gate.set()
+        await watch.until(lambda: not peer.unanswered)
+        assert store.streams == [[["s0"], ["s1"], [f"s{number}" for number in range(2, 10)]]]
+        assert answered(watch) == [f"s{number}" for number in range(10)]
 
 
 async def test_a_store_that_never_answers_is_lost_after_its_patience() -> None:
     store = BreakingStore()
     async with store_peer(store, patience=0.3) as (peer, watch):
-        peer.append(append(0))
+        peer.append(append("s1"))
         began = time.monotonic()
         await watch.until(lambda: watch.lost)
         assert time.monotonic() - began >= 0.3
