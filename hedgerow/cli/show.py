@@ -24,8 +24,9 @@ def show(stream: SyncStream, *, as_json: bool, runs: bool, out: TextIO | None = 
     marks = cycle(COLOURS)
     for chunk in stream:
         text.append(chunk.text)
-        out.write(_marked(chunk, next(marks), coloured=out.isatty()) if runs else chunk.text)
-        out.flush()
+        if chunk.text:
+            out.write(_marked(chunk.text, next(marks), coloured=out.isatty()) if runs else chunk.text)
+            out.flush()
     out.write("\n")
     if stream.finished and runs:
         out.write(f"{summary(stream.finished)}\n")
@@ -45,14 +46,12 @@ def exit_status(stream: SyncStream) -> int:
     return int(ended is None or ended.reason in (FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.ERROR))
 
 
-def _marked(chunk: Chunk, colour: str, *, coloured: bool) -> str:
+def _marked(text: str, colour: str, *, coloured: bool) -> str:
     """One step's run of tokens: what the tree gave and the target agreed with, and the bonus."""
-    if not chunk.text:
-        return ""
     if not coloured:
-        return f"[{chunk.text}]"
+        return f"[{text}]"
     # A background colour that runs through a line's end would fill the rest of the terminal's line.
-    return "\n".join(f"{colour}{line}{RESET}" if line else "" for line in chunk.text.split("\n"))
+    return "\n".join(f"{colour}{line}{RESET}" if line else "" for line in text.split("\n"))
 
 
 def _show_json(stream: SyncStream, out: TextIO) -> str:

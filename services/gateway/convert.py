@@ -259,20 +259,15 @@ def _entry(e: m.Append, owner: bytes) -> kv.AppendEntry:
 
 def appended(r: kv.AppendResponse) -> list[m.Appended]:
     """The answers of one message."""
-    ok = kv.APPEND_STATUS_OK
-    return [
-        m.Appended(a.session_id, m.AppendStatus.OK, m.State(cancel_marked=a.state.cancel_marked))
-        if a.status == ok
-        else m.Appended(a.session_id, m.AppendStatus(a.status), state(a.state))
-        for a in r.results
-    ]
+    return [m.Appended(a.session_id, m.AppendStatus(a.status), state(a.state)) for a in r.results]
 
 
 def state(s: kv.SessionState) -> m.State:
     """What the store holds of a session."""
+    usage = _row(m.Usage, s.usage) if s.finish_reason else m.Usage()
     return m.State(
-        s.epoch, s.owner, s.length, s.digest, types.Finish(s.finish_reason), _row(m.Usage, s.usage),
-        s.cancel_marked, s.matched_stop, _optional(s, "matched_token"),
+        s.epoch, s.owner, s.length, s.digest, types.Finish(s.finish_reason), usage, s.cancel_marked, s.matched_stop,
+        _optional(s, "matched_token"),
     )  # fmt: skip
 
 

@@ -120,6 +120,12 @@ class Append(NamedTuple):
     end: End | None = None
     steps: Sequence[StepStats] = ()
 
+    def joined(self, later: Append) -> Append:
+        """This and the next append of the same session as one."""
+        assert (later.session_id, later.offset) == (self.session_id, self.offset + len(self.tokens))
+        tokens, steps = (*self.tokens, *later.tokens), (*self.steps, *later.steps)
+        return self._replace(tokens=tokens, after=later.after, end=later.end, steps=steps)
+
 
 class State(NamedTuple):
     """What the store holds of a session."""

@@ -257,9 +257,14 @@ class StorePeer:
                 await self._wake.wait()
 
     def _next(self) -> kv.AppendRequest:
-        entries = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_ENTRIES))]
+        """What waits, as one message with one entry a session."""
+        entries: dict[str, Append] = {}
+        while self._waiting and len(entries) < MOST_ENTRIES:
+            entry = self._waiting.popleft()
+            before = entries.get(entry.session_id)
+            entries[entry.session_id] = before.joined(entry) if before else entry
         self.messages_sent += 1
-        request = convert.append(self.messages_sent, entries, self._owner)
+        request = convert.append(self.messages_sent, entries.values(), self._owner)
         self._unanswered[self.messages_sent] = request
         return request
 

@@ -120,7 +120,9 @@ class Session:
         self.error, self.timings = update.error, update.timings
         end = None
         if update.finish:
-            usage = update.usage or self.usage(len(self.tokens) + len(fresh))
+            # A verifier counts from its own attach on; over several attempts only this gateway's count is whole.
+            told = update.usage if self.attempt == 1 else None
+            usage = told or self.usage(len(self.tokens) + len(fresh))
             end = End(update.finish, usage, update.matched_stop, update.matched_token)
         stats = update.stats if self.options.return_steps else None
         note = Note(len(self.tokens) + len(fresh), stats, timings) if stats else None
@@ -132,12 +134,15 @@ class Session:
         self.error = error
         return self._append((), End(reason, self.usage(len(self.tokens))), None, now_ns)
 
-    def acknowledge(self, now_ns: int) -> None:
-        """The store has the oldest append that it had not; readers may see it."""
-        append = self._unacked.popleft()
-        self.acked, self.acked_digest, self.done = append.length, append.digest, append.final
-        if append.note:
-            append.note.commit_ns = now_ns - append.sent_ns
+    def acknowledge(self, state: State, now_ns: int) -> None:
+        """The store has everything below `state.length`, and the end if it says so; readers may see it."""
+        while self._unacked and self._unacked[0].length <= state.length:
+            if self._unacked[0].final and not state.finish:
+                break  # an empty append with the end has no length of its own
+            append = self._unacked.popleft()
+            self.acked, self.acked_digest, self.done = append.length, append.digest, append.final
+            if append.note:
+                append.note.commit_ns = now_ns - append.sent_ns
         self.wake()
 
     def adopt(self, state: State) -> None:

@@ -104,7 +104,7 @@ class SessionTable:
             if result.status is not AppendStatus.OK:
                 self._refused(session, result)
                 continue
-            session.acknowledge(now)
+            session.acknowledge(result.state, now)
             grown[session.id] = session
             if session.done:
                 del self.sessions[session.id]

@@ -43,6 +43,7 @@ class MemoryStore:
         return 1
 
     def append(self, entries: Sequence[Append]) -> None:
+        assert len({entry.session_id for entry in entries}) == len(entries), "one entry a session"
         self.messages += 1
         self.sent.append(entries)
 

@@ -60,6 +60,7 @@ class BreakingStore(KvStoreServiceServicer):
     def __init__(self) -> None:
         self.answering = 0
         self.streams: list[list[list[str]]] = []  # streams, their messages, their sessions
+        self.last: list[kv.AppendEntry] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -78,6 +79,7 @@ class BreakingStore(KvStoreServiceServicer):
         self.streams.append(seen)
         async for request in requests:
             seen.append([entry.session_id for entry in request.entries])
+            self.last = list(request.entries)
             await self.gate.wait()
             if len(seen) > self.answering:
                 raise Unavailable("kvstore", "it was told to break")
@@ -145,8 +147,8 @@ def start(session_id: str = "s1", attempt: int = 1) -> Start:
     return Start(record(session_id), 1, attempt, (), b"d" * 16, 0, 0, Trace(), False)
 
 
-def append(session_id: str) -> list[Append]:
-    return [Append(session_id, 1, b"b" * 16, 0, [1], b"", b"")]
+def append(session_id: str, offset: int = 0) -> list[Append]:
+    return [Append(session_id, 1, b"b" * 16, offset, [offset], b"", b"")]
 
 
 def answered(watch: Watch) -> list[str]:
@@ -251,6 +253,23 @@ async def test_what_waits_for_a_slow_store_goes_out_as_one() -> None:
         await watch.until(lambda: not peer.unanswered)
         assert store.streams == [[["s0"], ["s1"], [f"s{number}" for number in range(2, 10)]]]
         assert answered(watch) == [f"s{number}" for number in range(10)]
+
+
+async def test_a_message_has_one_entry_a_session() -> None:
+    """The store refuses a message that names a session twice, and with it the whole stream."""
+    store = BreakingStore()
+    store.answering = 100
+    store.gate.clear()
+    async with store_peer(store) as (peer, watch):
+        for number in range(2):
+            peer.append(append(f"s{number}"))
+            await watch.until(lambda sent=number + 1: peer.messages_sent == sent)  # type: ignore[misc]
+        for offset in range(1, 6):
+            peer.append([*append("s0", offset), *append("s1", offset)])
+        store.gate.set()
+        await watch.until(lambda: not peer.unanswered)
+        assert store.streams == [[["s0"], ["s1"], ["s0", "s1"]]]
+        assert [list(entry.tokens) for entry in store.last] == [[1, 2, 3, 4, 5]] * 2
 
 
 async def test_a_store_that_never_answers_is_lost_after_its_patience() -> None:

@@ -151,6 +151,37 @@ def test_gaps_without_end_end_the_session() -> None:
     assert bench.table.sessions == {}
 
 
+def test_an_answer_covers_all_that_the_store_has_but_no_end_that_it_has_not() -> None:
+    """Appends are joined while the store is behind, and repeated after its stream broke: answers tell lengths."""
+    bench = Bench()
+    session = bench.begin()
+    bench.step(update(session, [1, 2]))
+    bench.step(update(session, [3]))
+    bench.table.cancel(session)
+    bench.table.appended([Appended("s1", AppendStatus.OK, State(1, length=3))])
+    assert (session.acked, session.done) == (3, False)
+    assert session.acked_digest == digest.extend(session.first_digest, [1, 2, 3])
+    bench.table.appended([Appended("s1", AppendStatus.OK, State(1, length=3))])
+    assert not session.done
+    bench.table.appended([Appended("s1", AppendStatus.OK, State(1, length=3, finish=CANCELLED))])
+    assert session.done
+    assert bench.table.sessions == {}
+
+
+def test_joined_appends_are_one_append() -> None:
+    bench = Bench()
+    session = bench.begin()
+    bench.step(update(session, [1, 2]))
+    bench.step(update(session, [3], finish=STOP))
+    (first,), (second,) = bench.store.sent
+    bench.store.sent.clear()
+    bench.store.append([first.joined(second)])
+    bench.acknowledge()
+    assert bench.store.tokens["s1"] == [1, 2, 3]
+    assert session.done
+    assert bench.engine.offsets == {"s1": 3}
+
+
 def test_a_reader_that_leaves_cancels_its_session_and_the_store_has_it() -> None:
     bench = Bench()
     session = bench.begin()
@@ -273,6 +304,31 @@ def test_an_end_that_the_store_knows_already_is_the_end() -> None:
     assert (list(piece.tokens), piece.last, session.error) == ([], True, None)
     assert session.end is not None
     assert session.end.reason is CANCELLED
+
+
+def test_a_start_that_the_verifier_refuses_ends_with_its_error_and_hint() -> None:
+    bench = Bench()
+    session = bench.begin()
+    reader = bench.read(session)
+    full = Overloaded("waiting queue", 256, 256, 0.25)
+    bench.step(update(session, [], finish=ERROR, error=full, stats=None))
+    bench.acknowledge()
+    piece = reader.take()
+    assert piece is not None
+    assert (list(piece.tokens), piece.last, session.error) == ([], True, full)
+    assert bench.store.end("s1").finish is ERROR
+    assert bench.store.end("s1").usage == Usage(3)
+
+
+def test_usage_over_several_attempts_is_what_this_gateway_counted() -> None:
+    bench = Bench()
+    session = bench.begin()
+    bench.step(update(session, [1, 2]))
+    bench.step(update(session, [9], offset=5))  # a gap: attached again
+    bench.step(update(session, [3], finish=LENGTH, usage=Usage(3, 1, 0, 1, 4, 0)))
+    bench.acknowledge()
+    bench.acknowledge()
+    assert bench.store.end("s1").usage == Usage(3, 3, 0, 2, 8, 1)
 
 
 def test_a_lost_verifier_ends_all_sessions_in_one_message_with_a_hint() -> None:
