@@ -14,6 +14,7 @@ from hedgerow.engine.types import Finish, Sampling, Start, StepResult, UsageCoun
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import InvariantViolation
 from hedgerow.model.batch import SequenceRows
+from hedgerow.model.cache import LatentCache
 from hedgerow.model.k2 import K2Model
 
 
@@ -106,7 +107,7 @@ def plain(model: K2Model, prompt: Sequence[int], sampling: Sampling, eos: frozen
 
     Ends at max_tokens and at an end-of-sequence token; knows no stop strings.
     """
-    page_size = 64
+    page_size = LatentCache.page_size
     pages = range(-(-(len(prompt) + sampling.max_tokens) // page_size))
     cache, output = model.new_cache(len(pages)), list[int]()
     tokens: Sequence[int] = prompt

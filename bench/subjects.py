@@ -17,6 +17,7 @@ import torch
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 from hedgerow.engine.step import LocalDrafter
 from hedgerow.model.batch import SequenceRows
+from hedgerow.model.cache import LatentCache
 from hedgerow.model.dflash import DFlashModel
 from hedgerow.model.k2 import K2Model
 from services.gateway.tokenizer import Tokenizer
@@ -100,7 +101,7 @@ def cpu_lines() -> list[str]:
 @torch.inference_mode()
 def logit_gap(model: K2Model, tokens: Sequence[int], first: int, second: int) -> float:
     """How much larger `first`'s logit is than `second`'s after `tokens`."""
-    pages = range(-(-len(tokens) // 64))
+    pages = range(-(-len(tokens) // LatentCache.page_size))
     last = len(tokens) - 1
     rows = SequenceRows(0, pages, tokens, range(-1, last), [last])
     logits = model.forward([rows], model.new_cache(len(pages))).logits[0]

@@ -102,7 +102,7 @@ class DrafterEngine:
             state = self._states[work.sequence] = self._model.new_state()
             state.reset(position)
         self._states.move_to_end(work.sequence)
-        if position > state.end and rows:
+        if rows and not state.start <= position <= state.end:  # a gap, or older context after all
             state.reset(position)
         if end > state.end:
             self._model.append(state, work.features[state.end - position :], state.end)
@@ -111,7 +111,7 @@ class DrafterEngine:
     def _whole(self, work: DraftWork) -> bool:
         """Whether the context is there and ends right before the anchor."""
         state = self._states.get(work.sequence)
-        return state is not None and state.start < state.end == work.anchor_position < self._reach
+        return state is not None and state.end == work.anchor_position < self._reach
 
     def _forward(self, works: Sequence[DraftWork]) -> torch.Tensor | None:
         if not works:

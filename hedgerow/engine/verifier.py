@@ -29,6 +29,7 @@ from hedgerow.engine.scheduler import Scheduler, Work, expired
 from hedgerow.engine.sequence import AttachedSequence
 from hedgerow.engine.types import DraftAnswer, DraftBatch, Finish, Start, StepResult, StepStats, StepTimings, Update
 from hedgerow.errors import Fenced, HedgerowError, Internal, InvalidRequest
+from hedgerow.model.cache import LatentCache
 from hedgerow.model.k2 import K2Model
 
 log = logging.getLogger(__name__)
@@ -266,8 +267,7 @@ class VerifierEngine:
 
 
 def _pages(config: EngineConfig, max_context: int) -> int:
-    page = 64
-    most = max_context + config.max_budget
+    page, most = LatentCache.page_size, max_context + config.max_budget
     return max(-(-most // page), config.max_sequences * -(-(most // 4) // page))
 
 

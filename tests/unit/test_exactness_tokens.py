@@ -62,10 +62,12 @@ def test_one_at_a_time_gives_the_tokens_of_plain_decoding(rig: Rig, setting: str
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("budget", [7, 16, 63])
 def test_a_real_drafter_changes_no_token(rig: Rig, setting: str, budget: int) -> None:
-    work = jobs(setting, budget, tokens=20)
-    drafter = LocalDrafter(DrafterEngine(rig.draft_model, DrafterConfig()))
-    assert drive_now(rig.engine(), drafter, work).tokens == rig.plain_all(work)
-    assert drafter.engine.held == 0
+    work = [replace(job, topk_cap=i % 3) for i, job in enumerate(jobs(setting, budget, tokens=20))]
+    engine, drafter = rig.engine(), LocalDrafter(DrafterEngine(rig.draft_model, DrafterConfig()))
+    run = drive_now(engine, drafter, work)
+    assert run.tokens == rig.plain_all(work)
+    assert (engine.load().refused_trees, engine.load().missed_drafts, drafter.engine.held) == ({}, 0, 0)
+    assert all(usage.draft_tokens >= usage.steps - 2 for usage in run.usage.values()), "nothing was drafted"
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

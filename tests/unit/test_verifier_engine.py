@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bench.drive import Job, Run, drive_now
+from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 from hedgerow.engine.step import NoDrafter
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftWork, Finish, Sampling, TreeNodes, Update
 from hedgerow.engine.verifier import VerifierEngine
@@ -408,6 +409,24 @@ def test_a_restarted_drafter_gets_what_the_ring_still_holds_in_bounded_chunks(ri
     assert again.anchor_position - 64 <= again.feature_position < asked[restart].feature_position
     assert again.budget == 0, "no tree before the features reach the anchor"
     assert any(draft.budget == 4 for draft in asked[restart + 2 :])
+
+
+def test_a_drafter_that_forgot_everything_has_its_context_again_two_steps_later(rig: Rig) -> None:
+    """It used to keep only what came after its restart: the context stayed short and acceptance with it."""
+    engine, drafter = rig.engine(), DrafterEngine(rig.draft_model, DrafterConfig())
+    engine.start(replace(job(), budget=4).start())
+    trees: list[int] = []
+    for turn in range(8):
+        plan = engine.plan()
+        assert plan is not None
+        if turn == 4:
+            drafter.drop_all()
+        answer = drafter.draft(plan.draft)
+        trees += [len(tree.nodes.tokens) for tree in answer.trees]
+        engine.verify(plan, answer)
+    (state,) = drafter._states.values()
+    assert state.start == 0
+    assert trees == [4] * 7
 
 
 def test_features_that_nobody_acknowledged_are_sent_again(rig: Rig) -> None:

@@ -1,0 +1,115 @@
+"""Where a step's time goes, in this process, without services: the target's forward pass, the draft, and all the rest.
+
+    python -m bench.step --sequences 1 8 --budgets 0 8 16
+
+One line a combination: medians over the decoding steps, in milliseconds. `rest` is planning, the draft message, tree
+checks, draws, walks, cache moves and updates. With --tokens 1000 the first and the last tenth of the output are shown
+apart: nothing but attention may grow with the length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from hedgerow.model.blas import pin_blas
+
+pin_blas(os.environ)  # before torch is loaded, as the services do
+
+import torch  # noqa: E402
+
+from bench.drive import Job  # noqa: E402
+from bench.subjects import Subjects, machine  # noqa: E402
+from hedgerow.engine.config import EngineConfig  # noqa: E402
+from hedgerow.engine.step import step  # noqa: E402
+from hedgerow.engine.types import Sampling  # noqa: E402
+from hedgerow.engine.verifier import VerifierEngine  # noqa: E402
+
+SETTINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95)}
+
+
+class Sample(NamedTuple):
+    """One step."""
+
+    tokens: int  # emitted, all sequences together
+    wall: float  # ms
+    forward: float
+    draft: float
+
+
+async def measure(subjects: Subjects, sampling: Sampling, sequences: int, budget: int) -> list[Sample]:
+    """Every step from the first in which all sequences decode to the last before one ends."""
+    engine = VerifierEngine(subjects.model, EngineConfig(max_sequences=sequences), subjects.vocabulary, subjects.eos)
+    drafter, samples = subjects.drafter(), list[Sample]()
+    for n in range(sequences):
+        engine.start(Job(f"s{n}", subjects.prompts[n % len(subjects.prompts)], sampling, budget).start())
+    while True:
+        begun = time.perf_counter()
+        result = await step(engine, drafter)
+        wall = (time.perf_counter() - begun) * 1e3
+        if result is None:
+            return samples
+        everyone = len(result.updates) == sequences and not any(update.finish for update in result.updates)
+        if everyone and all(update.offset for update in result.updates):
+            timings = result.timings
+            emitted = sum(len(update.tokens) for update in result.updates)
+            samples.append(Sample(emitted, wall, timings.verify_ns / 1e6, timings.draft_ns / 1e6))
+        for update in result.updates:
+            engine.committed(update.session_id, update.epoch, update.attempt, update.offset + len(update.tokens))
+
+
+def line(samples: Sequence[Sample]) -> dict[str, float]:
+    """Medians in ms, and tokens a second over all of the samples."""
+
+    def median(values: Sequence[float]) -> float:
+        return round(statistics.median(values), 3)
+
+    return {
+        "steps": len(samples),
+        "wall": median([s.wall for s in samples]),
+        "forward": median([s.forward for s in samples]),
+        "draft": median([s.draft for s in samples]),
+        "rest": median([s.wall - s.forward - s.draft for s in samples]),
+        "tokens_per_second": round(1e3 * sum(s.tokens for s in samples) / sum(s.wall for s in samples), 1),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.step", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--model", type=Path, default=Path("models/sapling"))
+    parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
+    parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
+    parser.add_argument("--tiny", action="store_true", help="random weights instead of the bundled model")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[0, 8, 16])
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    subjects = Subjects.tiny() if args.tiny else Subjects.read(args.model, args.drafter, args.heads, most_tokens=1024)
+    print(json.dumps(subjects.identity | machine() | {"threads": args.threads}))
+    for name, base in SETTINGS.items():
+        for sequences in args.sequences:
+            for budget in args.budgets:
+                sampling = replace(base, max_tokens=args.tokens, ignore_eos=True, seed=1)
+                samples = asyncio.run(measure(subjects, sampling, sequences, budget))
+                key = {"setting": name, "sequences": sequences, "budget": budget}
+                print(json.dumps(key | line(samples)), flush=True)
+                if args.tokens >= 1000:
+                    tenth = len(samples) // 10
+                    for part, some in (("first tenth", samples[:tenth]), ("last tenth", samples[-tenth:])):
+                        print(json.dumps({"part": part} | line(some)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
