@@ -127,13 +127,25 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(vocabulary: int) -> None:
     assert drawn(strided, *laws) == alone
 
 
+def weights(row: Any, temperature: float = 0.8) -> Any:
+    return _weights(row[None], row.max(keepdims=True), [temperature])[0]
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # of rows that are only in the way
 def test_weights_have_the_same_bits_wherever_the_row_lies() -> None:
     row = randn(509, seed=3).numpy() * 5
-    expected = _weights(row.copy(), row.max(), 0.8).view(np.int32)
-    memory = np.zeros(3 * 509 + 64, np.float32)
+    expected = weights(row.copy()).view(np.int32)
+    memory = np.zeros(10 * 509 + 64, np.float32)
     for begin in range(65):
         memory[begin : begin + 509] = row
-        assert (_weights(memory[begin : begin + 509], row.max(), 0.8).view(np.int32) == expected).all()
+        assert (weights(memory[begin : begin + 509]).view(np.int32) == expected).all()
+    for count in range(1, 10):  # as any row of several
+        for place in range(count):
+            rows = memory[64 : 64 + count * 509].reshape(count, 509)
+            rows[place] = row
+            peaks, temperatures = np.full(count, row.max()), [0.3] * count
+            temperatures[place] = 0.8
+            assert (_weights(rows, peaks, temperatures)[place].view(np.int32) == expected).all()
 
 
 def test_greedy_takes_the_lowest_id_of_equal_logits() -> None:
@@ -177,7 +189,7 @@ def oracle(x: list[float], law: Law) -> list[int]:
 
 def kept(x: torch.Tensor, law: Law) -> list[int]:
     row = x.numpy()
-    return keep(row, _weights(row, row.max(), law.temperature), law).tolist()
+    return keep(row, weights(row, law.temperature), law).tolist()
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 6.0])

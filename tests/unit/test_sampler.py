@@ -38,6 +38,8 @@ def test_ends_are_barred_until_min_tokens_have_come() -> None:
         sampling = Sampling(min_tokens=2, stop_token_ids=(8,), ignore_eos=ignore_eos)
         rows = [RowDraw(sampling, 100 + offset, offset) for offset in range(4)]
         assert draw(x, rows, EOS) == [20, 20, 3, 3]
+        biased = replace(sampling, logit_bias={20: 0.5})  # a bias must not bar them longer
+        assert draw(x, [row._replace(sampling=biased) for row in rows], EOS) == [20, 20, 3, 3]
     seeded = replace(sampling, temperature=1.0, seed=5)
     assert not {3, 8} & set(draw(x.repeat(50, 1), [RowDraw(seeded, i, i % 2) for i in range(200)], EOS))
 
