@@ -33,13 +33,13 @@ def trees(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     return parents, tokens, draw(st.lists(st.integers(0, 3), min_size=len(parents), max_size=len(parents)))
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=60, deadline=None)
 @given(trees())
 def test_the_path_is_the_papers(tree: tuple[list[int], list[int], list[int]]) -> None:
     assert accept_walk(*tree) == paper_walk(*tree)
 
 
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(derandomize=True, max_examples=25, deadline=None)
 @given(st.lists(trees(), min_size=1, max_size=6))
 def test_the_tensor_program_walks_ragged_trees_alike(batch: list[tuple[list[int], list[int], list[int]]]) -> None:
     rows = [len(parents) for parents, _, _ in batch]

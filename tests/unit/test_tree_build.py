@@ -141,6 +141,16 @@ def test_best_tokens_are_in_order_of_logit_then_id(values: int) -> None:
             assert logprobs.tolist() == torch.tensor(x).log_softmax(-1)[tokens].tolist()
 
 
+@pytest.mark.parametrize("k", [2, 16, 63])
+def test_a_tie_at_the_border_goes_to_the_lower_id(k: int) -> None:
+    """The k-th and the next logit are equal, and nothing else is: among the k alone no tie shows."""
+    logits = torch.randn(1, 50, 257, generator=torch.Generator().manual_seed(k))
+    values, ids = logits.topk(k + 1)
+    logits.scatter_(-1, ids[..., k:], values[..., k - 1 : k])
+    in_order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
+    assert torch.equal(top_logprobs(logits, k).tokens, in_order[..., :k])
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_broken_row_still_gives_a_valid_tree(poison: float) -> None:
     """NaN among the log-probabilities once meant nodes whose parents were not in the tree."""
