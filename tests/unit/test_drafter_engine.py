@@ -124,6 +124,15 @@ def test_a_gap_starts_the_context_later(engine: DrafterEngine, model: NotedModel
     assert (model.states[0].start, model.states[0].end) == (7, 9)
 
 
+def test_older_features_rebuild_the_context_from_there(engine: DrafterEngine, model: NotedModel) -> None:
+    """After a restart the drafter meets the newest features first; the verifier then sends all that its ring holds."""
+    one(engine, work(1, 20, 24))
+    (tree,) = one(engine, work(1, 10, 22, anchor_position=24))
+    assert (len(tree.nodes.tokens), tree.features_from) == (0, 22)
+    assert len(one(engine, work(1, 22, 24))[0].nodes.tokens) == 8
+    assert model.states[0].values == list(range(10, 24))
+
+
 def test_a_context_may_begin_anywhere(engine: DrafterEngine, model: NotedModel) -> None:
     assert len(one(engine, work(1, 300, 310))[0].nodes.tokens) == 8
     assert model.states[0].start == 300
