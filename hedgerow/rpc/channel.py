@@ -15,7 +15,7 @@ def open_channel(
     message_limit: int = MESSAGE_LIMIT,
     keepalive: float = 10.0,
     keepalive_timeout: float = 5.0,
-    max_backoff: float = 2.0,
+    max_backoff: float = 1.0,
 ) -> grpc.aio.Channel:
     """An insecure channel to `address` ("host:port", "unix:path" or any gRPC target). The caller closes it.
 

@@ -22,6 +22,8 @@ DOMAIN = "hedgerow"
 DETAILS_KEY = "grpc-status-details-bin"
 # Trailers share a header budget of 8 KiB at many proxies, so what a message may carry is bounded.
 MESSAGE_LIMIT, VALUE_LIMIT = 1024, 256
+# What grpc.aio says, with the code INTERNAL, of a call that ended while a message was being written to it.
+WRITE_MET_END = "Internal error from Core"
 
 # First row of a code is what a bare code means when its sender was not ours.
 TABLE: tuple[tuple[grpc.StatusCode, type[HedgerowError]], ...] = (
@@ -113,6 +115,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> HedgerowError:
             if status.code == error.code().value[0]:
                 return from_status(status)
     kind = KIND_OF_CODE.get(error.code(), errors.Internal)
+    if error.details() == WRITE_MET_END:
+        kind = errors.Unavailable
     retry_after = 1.0 if issubclass(kind, errors.Unavailable | errors.Overloaded) else None
     return _build(kind, error.details() or error.code().name, {}, retry_after)
 

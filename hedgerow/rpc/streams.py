@@ -4,40 +4,62 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 async def until(stop: asyncio.Event, messages: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """The messages of a call, up to its end or to `stop`.
+    """The messages of a call, up to its end or to `stop`; what reading raises is raised here.
 
-    A read that is under way at `stop` is left to end with its call: gRPC's core still owns the memory that it reads
-    into, so it must not be cancelled. Its message, if one still comes, is lost.
+    One message is read ahead. A read that is under way at `stop` is left to end with its call: gRPC's core still owns
+    the memory that it reads into, so it must not be cancelled. Its message, if one still comes, is lost.
     """
-    stopped = asyncio.ensure_future(stop.wait())
+    inbox = _Inbox[T]()
+    # One task for all reads: a task and a wait for each message would cost more than the message does.
+    reading = asyncio.ensure_future(inbox.fill(messages))
+    stopping = asyncio.ensure_future(inbox.end_at(stop))
     try:
-        while True:
-            reading = asyncio.ensure_future(_read(messages))
-            await asyncio.wait({reading, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                reading.add_done_callback(_forget)
-                return
-            got = reading.result()
-            if not got:
-                return
+        while (got := await inbox.queue.get()) and not stop.is_set():
+            inbox.room.release()
             yield got[0]
+        if reading.done():
+            reading.result()
     finally:
-        stopped.cancel()
+        stopping.cancel()
+        inbox.leave()
+        reading.add_done_callback(_forget)
 
 
-async def _read(messages: AsyncIterator[T]) -> list[T]:
-    async for message in messages:
-        return [message]
-    return []
+class _Inbox(Generic[T]):
+    """Messages as one-element lists, and an empty list for the end."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[list[T]] = asyncio.Queue()
+        self.room = asyncio.Semaphore(1)
+        self._left = False
+
+    async def fill(self, messages: AsyncIterator[T]) -> None:
+        try:
+            async for message in messages:
+                if not self._left:
+                    await self.room.acquire()
+                if not self._left:
+                    self.queue.put_nowait([message])
+        finally:
+            self.queue.put_nowait([])
+
+    async def end_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.queue.put_nowait([])
+
+    def leave(self) -> None:
+        """Nobody takes messages any more: those to come are read and dropped."""
+        self._left = True
+        self.room.release()
 
 
-def _forget(reading: asyncio.Future[list[T]]) -> None:
+def _forget(reading: asyncio.Future[None]) -> None:
     """Takes the outcome of an abandoned read, so that asyncio does not report it as unhandled."""
     if not reading.cancelled():
         reading.exception()

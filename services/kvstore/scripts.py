@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis.asyncio
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -45,7 +46,7 @@ class Call(NamedTuple):
 
 
 class Runner:
-    """Calls scripts and commands on one Redis.
+    """Calls scripts and commands on one Redis, over at most `connections` connections.
 
     Every method raises Unavailable where Redis cannot be reached or did not answer within `timeout` seconds; whether
     the calls took effect is then unknown.
@@ -53,25 +54,30 @@ class Runner:
 
     def __init__(self, url: str, *, timeout: float, connections: int) -> None:
         self.timeout = timeout
-        self.pool = redis.asyncio.BlockingConnectionPool.from_url(
+        # It parses the URL and makes connections; handing them out itself costs as much as a whole exchange.
+        self._factory = redis.asyncio.ConnectionPool.from_url(
             url,
-            max_connections=connections,
-            timeout=timeout,
             socket_connect_timeout=timeout,
-            socket_timeout=None,  # one deadline around the whole exchange instead of one per read
+            socket_timeout=None,  # one deadline around the whole exchange instead of one a read
             protocol=2,
             retry=Retry(NoBackoff(), 0),
         )
+        self._idle: list[AbstractConnection] = []
+        self._free = asyncio.Semaphore(connections)
 
     async def close(self) -> None:
-        """Close every connection."""
-        await self.pool.disconnect()
+        """Close every connection that is not in use."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.disconnect(nowait=True)
 
     async def call_all(self, calls: Sequence[Call]) -> list[Any]:
         """All calls in one round trip, in order; a call that failed answers with its ResponseError.
 
         A second round trip follows only where Redis does not know a script: after its start, a fail-over, SCRIPT FLUSH.
         """
+        if not calls:
+            return []
         replies = await self.exchange(
             [(b"EVALSHA", c.script.sha, b"%d" % len(c.keys), *c.keys, *c.arguments) for c in calls]
         )
@@ -95,7 +101,8 @@ class Runner:
             async with asyncio.timeout(self.timeout):
                 try:
                     return await self._exchange(packed, len(commands))
-                except RedisConnectionError:  # every command that we send may be repeated
+                except RedisConnectionError:  # what was idle broke with it; every command that we send may be repeated
+                    await self.close()
                     return await self._exchange(packed, len(commands))
         except TimeoutError:
             raise Unavailable("redis", f"no answer within {self.timeout:g} s", RETRY_AFTER) from None
@@ -103,22 +110,25 @@ class Runner:
             raise Unavailable("redis", str(error) or type(error).__name__, RETRY_AFTER) from error
 
     async def _exchange(self, packed: bytes, count: int) -> list[Any]:
-        connection = await self.pool.get_connection()  # type: ignore[no-untyped-call]
-        try:
-            await connection.send_packed_command(packed)
-            replies: list[Any] = []
-            for _ in range(count):
-                try:
-                    replies.append(await connection.read_response(disable_decoding=True))
-                except ResponseError as error:
-                    replies.append(error)
+        async with self._free:
+            connection = self._idle.pop() if self._idle else self._factory.make_connection()  # type: ignore[no-untyped-call]
+            try:
+                await connection.send_packed_command(packed, check_health=False)
+                replies = [await _reply(connection) for _ in range(count)]
+            except BaseException:
+                # Replies that nobody read would answer the next caller.
+                await connection.disconnect(nowait=True)
+                raise
+            self._idle.append(connection)
             return replies
-        except BaseException:
-            # Replies that nobody read would answer the next caller.
-            await connection.disconnect(nowait=True)
-            raise
-        finally:
-            await self.pool.release(connection)
+
+
+async def _reply(connection: AbstractConnection) -> Any:
+    """One reply, or the error with which Redis answered."""
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error
 
 
 def _pack(command: Sequence[bytes]) -> bytes:

@@ -63,10 +63,11 @@ async def fitness(runner: Runner) -> str | None:
     version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
     if version < OLDEST_REDIS:
         return f"Redis {info['redis_version']} is too old: scripts with flags need 7.0"
-    if info["maxmemory_policy"] != "noeviction":
-        return f"maxmemory-policy is {info['maxmemory_policy']}: it would evict sessions; set noeviction"
-    if info["role"] != "master":
-        return f"this Redis is a {info['role']}: it takes no writes"
+    policy, role = info.get("maxmemory_policy", "not told"), info.get("role", "not told")
+    if policy != "noeviction":
+        return f"maxmemory-policy is {policy}: it would evict sessions; set noeviction"
+    if role != "master":
+        return f"this Redis is a {role}: it takes no writes"
     return None
 
 
