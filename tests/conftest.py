@@ -10,4 +10,7 @@ pin_blas(os.environ)
 
 import torch  # noqa: E402  (after pin_blas: MKL reads its mode once)
 
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+# One: two that meet at barriers on cores that others use too made a step of the tiny model 60 times as long.
+torch.set_num_threads(1)
+
+pytest_plugins = ["tests.stack"]

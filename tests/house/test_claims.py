@@ -46,3 +46,10 @@ def test_readme_figures_have_rows() -> None:
     """A headline figure in the README names docs/claims.md."""
     readme = (ROOT / "README.md").read_text()
     assert "docs/claims.md" in readme
+
+
+def test_the_configuration_page_is_what_the_services_take() -> None:
+    import runpy
+
+    written = runpy.run_path(str(ROOT / "deploy" / "configuration.py"))["page"]()
+    assert (ROOT / "docs" / "configuration.md").read_text() == written, "run python deploy/configuration.py"
