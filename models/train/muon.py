@@ -21,7 +21,8 @@ def orthogonalize(update: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    result: Tensor = x.mT if tall else x
+    return result
 
 
 class Muon:
@@ -29,7 +30,7 @@ class Muon:
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
         self.lr, self.weight_decay = lr, weight_decay
-        self.groups: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
+        self.groups: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
         for parameter in parameters:
             self.groups[(parameter.shape[-2], parameter.shape[-1])].append(parameter)
         self.momenta: dict[tuple[int, int], Tensor] = {}
@@ -43,7 +44,7 @@ class Muon:
             buffer.lerp_(gradient, 1 - momentum)
             nesterov = gradient.lerp(buffer, momentum)
             update = orthogonalize(nesterov).float() * (0.2 * max(shape) ** 0.5)
-            pieces = update.split([p.numel() // (shape[0] * shape[1]) for p in parameters])
+            pieces = torch.split(update, [p.numel() // (shape[0] * shape[1]) for p in parameters])
             lr = self.lr * factor
             views = [piece.reshape(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
             torch._foreach_mul_(parameters, 1 - lr * self.weight_decay)

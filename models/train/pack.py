@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from models.train import tokenizer as tok
+from models.train import tokenizer_ids as tok
 
 WORK = Path(".work/train")
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 27, "lc": 2, "lp": 1, "pb": 1}]

@@ -10,7 +10,7 @@ GROUP = 32
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """`[..., K]` -> integers in -7..7 (fp32, `[..., K/32, 32]`) and bf16-valued scales (fp32, `[..., K/32, 1]`)."""
-    groups = weight.float().unflatten(-1, (-1, GROUP))
+    groups = weight.float().reshape(*weight.shape[:-1], -1, GROUP)
     scale = (groups.abs().amax(-1, keepdim=True) / 7).to(torch.bfloat16).float().clamp_min(1e-20)
     return (groups / scale).round().clamp(-7, 7), scale
 
@@ -38,4 +38,4 @@ def unpack(words: Tensor, scale: Tensor) -> Tensor:
     """fp32 weights of a packed matrix: (nibble - 8) * scale, not rounded to bf16."""
     nibbles = (words[..., None] >> (4 * torch.arange(8, device=words.device))) & 15
     q = (nibbles - 8).flatten(-2).float()
-    return (q.unflatten(-1, (-1, GROUP)) * scale.float()[..., None]).flatten(-2)
+    return (q.reshape(*scale.shape, GROUP) * scale.float()[..., None]).flatten(-2)

@@ -87,7 +87,7 @@ def rotary_table(inverse: Tensor, positions: int) -> tuple[Tensor, Tensor]:
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate adjacent pairs (2i, 2i+1) of the last dimension, as Kimi checkpoints are laid out."""
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = x.reshape(*x.shape[:-1], -1, 2).unbind(-1)
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
 
 

@@ -41,14 +41,15 @@ class Attention(nn.Module):
         """Per-head nope and rotated rope parts, `[B, T, heads, dim]`."""
         s, dt = self.s, x.dtype
         low = rms_norm((x @ self.q_a_proj.to(dt).T).float(), self.q_a_layernorm, s.eps).to(dt)
-        q = (low @ self.q_b_proj.to(dt).T).unflatten(-1, (s.heads, s.nope + s.rope))
-        nope, rope = q.split([s.nope, s.rope], -1)
+        q = (low @ self.q_b_proj.to(dt).T).reshape(*x.shape[:-1], s.heads, s.nope + s.rope)
+        nope, rope = torch.split(q, [s.nope, s.rope], -1)
         return nope, rotate_pairs(rope.float(), cos[..., None, :], sin[..., None, :]).to(dt)
 
     def latents(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """What a KV cache keeps: the normed latent and the rotated shared key part."""
         s = self.s
-        latent, rope = (x @ self.kv_a_proj_with_mqa.to(x.dtype).T).float().split([s.kv_rank, s.rope], -1)
+        both = (x @ self.kv_a_proj_with_mqa.to(x.dtype).T).float()
+        latent, rope = torch.split(both, [s.kv_rank, s.rope], -1)
         latent = rms_norm(latent, self.kv_a_layernorm, s.eps)
         return latent.to(x.dtype), rotate_pairs(rope, cos, sin).to(x.dtype)
 
@@ -56,8 +57,8 @@ class Attention(nn.Module):
         s, dt = self.s, x.dtype
         q_nope, q_rope = self.queries(x, cos, sin)
         latent, k_rope = self.latents(x, cos, sin)
-        kv = (latent @ self.kv_b_proj.to(dt).T).unflatten(-1, (s.heads, s.nope + s.value))
-        k_nope, value = kv.split([s.nope, s.value], -1)
+        kv = (latent @ self.kv_b_proj.to(dt).T).reshape(*x.shape[:-1], s.heads, s.nope + s.value)
+        k_nope, value = torch.split(kv, [s.nope, s.value], -1)
         q = torch.cat((q_nope, q_rope), -1).transpose(1, 2)
         k = torch.cat((k_nope, k_rope[:, :, None].expand(-1, -1, s.heads, -1)), -1).transpose(1, 2)
         # the fused kernels want values as wide as keys
@@ -84,6 +85,8 @@ class DenseMlp(nn.Module):
 class Moe(nn.Module):
     """Sigmoid router with a selection bias, routed experts (INT4 when served) and one shared expert."""
 
+    bias: Tensor
+
     def __init__(self, s: TargetShape) -> None:
         super().__init__()
         self.s = s
@@ -94,6 +97,7 @@ class Moe(nn.Module):
         self.down = matrix(s.experts, s.hidden, s.expert_width, gain=down_gain)
         self.shared_gate_up = matrix(2, s.expert_width, s.hidden)
         self.shared_down = matrix(s.hidden, s.expert_width, gain=down_gain)
+        self.frozen: tuple[Tensor, Tensor] | None = None
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Routing weights `[.., experts]`, 0 where not chosen, and the number of tokens per expert."""
@@ -108,15 +112,23 @@ class Moe(nn.Module):
     def forward(self, x: Tensor, normed: Tensor, qat: Tensor) -> tuple[Tensor, Tensor]:
         s, dt = self.s, normed.dtype
         weight, load = self.route(x)
-        gate_up = fake_quantize(self.gate_up, qat).to(dt).transpose(0, 1).flatten(1, 2)
-        shared = self.shared_gate_up.to(dt)
-        into = torch.cat((gate_up[0], shared[0], gate_up[1], shared[1]))
+        into, back = self.frozen or self.matrices(qat, dt)
         gate, up = (normed @ into.T).chunk(2, -1)
         weight = F.pad(weight, (0, 1), value=1.0).to(dt)
-        active = (F.silu(gate) * up).unflatten(-1, (s.experts + 1, s.expert_width)) * weight[..., None]
-        down = fake_quantize(self.down, qat).to(dt).transpose(0, 1).flatten(1)
-        out = active.flatten(-2) @ torch.cat((down, self.shared_down.to(dt)), 1).T
-        return out.float(), load
+        active = (F.silu(gate) * up).reshape(*weight.shape, s.expert_width) * weight[..., None]
+        return (active.flatten(-2) @ back.T).float(), load
+
+    def matrices(self, qat: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """All routed experts and the shared one side by side: `[2 * 17 * width, H]` and `[H, 17 * width]`."""
+        gate_up = fake_quantize(self.gate_up, qat).to(dtype).transpose(0, 1).flatten(1, 2)
+        shared = self.shared_gate_up.to(dtype)
+        down = fake_quantize(self.down, qat).to(dtype).transpose(0, 1).flatten(1)
+        into = torch.cat((gate_up[0], shared[0], gate_up[1], shared[1]))
+        return into, torch.cat((down, self.shared_down.to(dtype)), 1)
+
+    def freeze(self, dtype: torch.dtype) -> None:
+        """Keep the concatenated matrices: for a model that only writes or is evaluated."""
+        self.frozen = self.matrices(torch.zeros((), device=self.down.device), dtype)
 
 
 class Block(nn.Module):
@@ -135,15 +147,17 @@ class Block(nn.Module):
         out, load = self.mlp(normed, normed.to(dtype), qat)
         return x + out, load
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, qat: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, qat: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         x = x + self.attention(rms_norm(x, self.input_layernorm, self.s.eps).to(dtype), cos, sin)
         return self.feed(x, qat, dtype)
 
 
 class Target(nn.Module):
     """The whole model. `dtype` is the type of the products: bf16 to train, fp32 to evaluate."""
+
+    cos: Tensor
+    sin: Tensor
+    qat: Tensor
 
     def __init__(self, s: TargetShape, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
@@ -157,12 +171,15 @@ class Target(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         self.register_buffer("qat", torch.zeros(()), persistent=False)
 
+    def layers(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
     def hidden(self, ids: Tensor, keep: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Final normed states, the residual stream after the layers in `keep`, and expert loads per layer."""
         x = F.embedding(ids, self.embed)
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         kept, loads = [], []
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.layers()):
             x, load = block(x, cos, sin, self.qat, self.dtype)
             loads.append(load)
             if i in keep:

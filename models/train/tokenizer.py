@@ -18,8 +18,9 @@ from pathlib import Path
 import tiktoken
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from models.train.tokenizer_ids import RANKS
+
 WORK = Path(".work/train")
-RANKS = 3840
 SPECIAL_TOKENS = 256
 HAN = "&&[^\\p{Han}]"
 UPPER = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{HAN}]"
@@ -46,9 +47,6 @@ NAMED: dict[int, tuple[str, bool]] = {
     21: ("<|media_pad|>", True), 22: ("<think>", False), 23: ("</think>", False), 254: ("[UNK]", True),
     255: ("[PAD]", True),
 }  # fmt: skip
-BOS, EOS, IM_END, IM_USER, IM_ASSISTANT, IM_MIDDLE, THINK, END_THINK, UNK, PAD = (
-    RANKS + k for k in (0, 1, 2, 3, 4, 17, 22, 23, 254, 255)
-)
 
 
 def special_tokens() -> dict[str, int]:
