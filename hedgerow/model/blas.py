@@ -1,21 +1,27 @@
-"""Pins the mode of the BLAS library. Imports no torch: the mode is read once, when torch loads."""
+"""Pins the BLAS and thread libraries. Imports no torch: they read their environment once, when torch loads them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import MutableMapping
 
-MKL_MODE = "AVX2,STRICT"
+PINNED = {
+    # from 4 rows on a row's bits do not depend on the row count; `hedgerow.model.invariance` checks it
+    "MKL_CBWR": "AVX2,STRICT",
+    # idle threads sleep: spinning ones cost 5 to 10 times the step where other processes want the cores
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
 
 
 def pin_blas(environ: MutableMapping[str, str]) -> None:
-    """Sets MKL_CBWR in `environ`, which must be the process's own, before torch is imported.
+    """Sets the variables of PINNED in `environ`, which must be the process's own, before torch is imported.
 
-    In this mode a row's bits do not depend on the row count from 4 rows on (`hedgerow.model.invariance` checks it). A
-    value that is already set is kept: the check at start then decides what it is worth.
+    A value that is set already is kept: the check at load then decides what it is worth.
 
-    Raises RuntimeError if torch is loaded already: then the call would do nothing, silently.
+    Raises RuntimeError if torch is loaded already and a value is missing: setting it now would do nothing, silently.
     """
-    if "torch" in sys.modules and environ.get("MKL_CBWR") != MKL_MODE:
-        raise RuntimeError("pin_blas() must run before torch is imported")
-    environ.setdefault("MKL_CBWR", MKL_MODE)
+    missing = [name for name in PINNED if name not in environ]
+    if missing and "torch" in sys.modules:
+        raise RuntimeError(f"pin_blas() must set {', '.join(missing)} before torch is imported")
+    for name in missing:
+        environ[name] = PINNED[name]
