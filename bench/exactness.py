@@ -1,6 +1,7 @@
 """The exactness run: trees of every budget, batched and alone, against plain one-by-one decoding, token for token.
 
     python -m bench.exactness run --prompts 40      every cell that has no result yet; stops and resumes
+    python -m bench.exactness run --part 2/8        one of eight processes that share the cells
     python -m bench.exactness summary               what the results add up to
     python -m bench.exactness slice --seconds 170   random parts of it within a time, for `make test`
 
@@ -148,6 +149,13 @@ def run_cell(comparison: Comparison, cell: Cell, prompts: int) -> Tally:
     return tally
 
 
+def part_of(text: str) -> tuple[int, int]:
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError(text)
+    return part, parts
+
+
 def load(args: argparse.Namespace) -> Subjects:
     torch.set_num_threads(args.threads)
     if args.tiny:
@@ -163,7 +171,8 @@ def run(args: argparse.Namespace) -> int:
     identity = subjects.identity | {"tokens_each": args.tokens}
     until = time.monotonic() + args.seconds if args.seconds else None
     args.results.mkdir(parents=True, exist_ok=True)
-    for cell in cells(count):
+    part, parts = args.part
+    for cell in list(cells(count))[part - 1 :: parts]:
         path = args.results / f"{cell.name}.json"
         done = read(path)
         if done and done["identity"] == identity and done["prompts"] == members(cell, count):
@@ -186,10 +195,12 @@ def slice_(args: argparse.Namespace) -> int:
     print(f"exactness slice, seed {seed}: python -m bench.exactness slice --seed {seed}", flush=True)
     begun, choose, total, longest = time.monotonic(), random.Random(seed), Tally(), 0.0
     subjects = load(args)
-    comparison = Comparison(subjects, args.tokens)
+    comparison, everyone = Comparison(subjects, args.tokens), range(len(subjects.prompts))
+    comparison.reference("greedy", choose.choice(everyone))
+    # as many prompts at once as this machine decodes plainly in a twentieth of the time
+    count = min(max(int(args.seconds / 20 / (time.monotonic() - begun)), 1), 8, len(everyone))
     while time.monotonic() - begun + 1.5 * longest < args.seconds:
-        setting = choose.choice(list(SETTINGS))
-        prompts = sorted(choose.sample(range(len(subjects.prompts)), min(4, len(subjects.prompts))))
+        setting, prompts = choose.choice(list(SETTINGS)), sorted(choose.sample(everyone, count))
         for _ in range(4):  # the plain reference is dear: several comparisons share one
             started = time.monotonic()
             trees = "random" if choose.random() < 0.2 else "drafter"
@@ -260,6 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument("--seconds", type=float, default=170 if name == "slice" else 0)
         if name == "run":
             sub.add_argument("--prompts", type=int, default=40)
+            sub.add_argument("--part", type=part_of, default=(1, 1), help="i/n: the i-th of n processes")
         if name == "slice":
             sub.add_argument("--seed", type=int)
     args = parser.parse_args(argv)
