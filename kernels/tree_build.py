@@ -64,11 +64,13 @@ def top_logprobs(logits: torch.Tensor, k: int) -> TopLogprobs:
     vocabulary = logits.shape[-1]
     k = min(k, vocabulary)
     values, tokens = logits.topk(min(k + 1, vocabulary))  # one more than asked for, to see a tie at the border
-    if bool((values[..., 1:] == values[..., :-1]).any()):  # topk leaves the order of equal values open
-        tokens = torch.sort(logits, dim=-1, descending=True, stable=True).indices
+    tied = (values[..., 1:] == values[..., :-1]).any(-1)
+    if bool(tied.any()):  # topk leaves the order of equal values open
+        in_order = torch.sort(logits[tied], dim=-1, descending=True, stable=True).indices
+        tokens[tied] = in_order[..., : tokens.shape[-1]]
     tokens = tokens[..., :k]
     chosen = logits.log_softmax(-1).gather(-1, tokens)
-    return TopLogprobs(torch.where(chosen <= 0, chosen, -torch.inf), tokens)
+    return TopLogprobs(chosen.clamp(max=0).nan_to_num(nan=-torch.inf, neginf=-torch.inf), tokens)
 
 
 class Candidates(NamedTuple):
@@ -78,7 +80,7 @@ class Candidates(NamedTuple):
     last: torch.Tensor  # [M] the term of the last depth: the node's own token
     parent: torch.Tensor  # [M] the tuple without its last rank; M: the anchor
     worst: torch.Tensor  # [M] the worst rank of the tuple, from 0
-    order: torch.Tensor  # [M] M - 1 - row: the low word of the sort key
+    row: torch.Tensor  # [M] 0 .. M - 1: the low word of the sort key
     within: torch.Tensor  # [N + 1] tuples whose ranks are all below c, for c = 0 .. N
 
 
@@ -110,7 +112,7 @@ def candidates(depth: int, nodes: int, device: torch.device) -> Candidates:
     last = np.where(ranks >= 0, terms, -1).max(1)
     worst = ranks.max(1)
     within = np.searchsorted(np.sort(worst), np.arange(nodes + 1))
-    arrays = (terms.T.reshape(-1), last, parent, worst, np.arange(rows - 1, -1, -1), within)
+    arrays = (terms.T.reshape(-1), last, parent, worst, np.arange(rows), within)
     return Candidates(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
 
 
@@ -138,7 +140,7 @@ def tree_build(
     sigma = terms[:, 0]
     for d in range(1, depth):  # in depth order, as the heap adds
         sigma = sigma + terms[:, d]
-    chosen = _sort_key(sigma, table, caps).topk(nodes).indices
+    chosen = _sort_key(sigma, table, caps).topk(nodes, largest=False).indices
     place = torch.full((sequences, rows + 1), -1, dtype=torch.int64, device=logprobs.device)
     place.scatter_(1, chosen, torch.arange(nodes, device=logprobs.device).expand(sequences, nodes))
     return BuiltTrees(
@@ -150,11 +152,13 @@ def tree_build(
 
 
 def _sort_key(sigma: torch.Tensor, table: Candidates, caps: torch.Tensor) -> torch.Tensor:
-    """[S, M] int64, all distinct: sigma as an ordered integer above, the place in lexicographic order below."""
-    bits = (sigma + 0.0).view(torch.int32)  # -0.0 and 0.0 are one value
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
-    key = (ordered << 32) | table.order
-    return torch.where(table.worst < caps[:, None], key, table.order - (1 << 63))  # what the cap forbids comes last
+    """[S, M] int64, all distinct, first comes first: -sigma above, the place in lexicographic order below.
+
+    The bits of a float that is not negative, read as an integer, are in the float's order.
+    """
+    cost = (0.0 - sigma).view(torch.int32).to(torch.int64)
+    cost = torch.where(table.worst < caps[:, None], cost, 0x7FFFFFFF)  # what the cap forbids comes last
+    return (cost << 32) | table.row
 
 
 def tree_build_heap(
