@@ -144,10 +144,10 @@ def tree_build(
     place = torch.full((sequences, rows + 1), -1, dtype=torch.int64, device=logprobs.device)
     place.scatter_(1, chosen, torch.arange(nodes, device=logprobs.device).expand(sequences, nodes))
     return BuiltTrees(
-        tokens[..., :nodes].reshape(sequences, depth * nodes).gather(1, table.last[chosen]),
-        place.gather(1, table.parent[chosen]),
+        tokens[..., :nodes].reshape(sequences, depth * nodes).gather(1, table.last.take(chosen)),
+        place.gather(1, table.parent.take(chosen)),
         sigma.gather(1, chosen),
-        torch.minimum(budgets, table.within[caps]),
+        torch.minimum(budgets, table.within.take(caps)),
     )
 
 
