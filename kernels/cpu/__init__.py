@@ -1,0 +1,1 @@
+"""The compiled CPU engine's C sources, and how they are built."""
