@@ -1,0 +1,202 @@
+"""The target on the compiled CPU engine (kernels/cpu): K2Model's interface, and bits of its own.
+
+Each element is one chain of fused multiply-adds in ascending order, so that a row's bits depend on neither the rows
+beside it, nor the tree, the chunk, the pages, the threads, the instruction set or the compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from hedgerow.errors import InvalidRequest
+from hedgerow.model.batch import ForwardOutput, SequenceRows
+from hedgerow.model.config import K2Config
+from hedgerow.model.k2 import rotations
+from hedgerow.model.loader import Checkpoint, checkpoint_hash
+from hedgerow.model.packing import Packer, check_sizes, pack_layer
+from kernels.cpu import library as lib
+from kernels.cpu.build import build
+from kernels.mla_tree_attention import PAGE
+
+LAW = "c1"  # of the arithmetic; the next number when a bit of any result changes
+BUILDS = Path(__file__).resolve().parents[2] / ".hedgerow" / "engine"
+NO_MEMORY = 11
+# target.h: what is wrong with a plan, and what would be right
+FAULTS = {
+    1: ("rows", "at least one sequence, and at most 2^24 rows"),
+    2: ("prefix", "at least 0 and below the model's positions"),
+    3: ("tokens", "at least one"),
+    4: ("tokens", "within the vocabulary"),
+    5: ("parents", "-1 or a row before it"),
+    6: ("pages", "not negative"),
+    7: ("pages", "pages of the cache"),
+    8: ("want_logits", "ascending rows of the sequence"),
+    9: ("prefix", "with the row's depth below the model's positions"),
+    10: ("pages", "enough for the prefix and the rows"),
+}
+
+
+class CompiledCache:
+    """`pages` pages of 64 tokens for every layer, in two layouts. A flat slot is page * 64 + offset."""
+
+    page_size = PAGE
+
+    def __init__(self, library: lib.Library, layers: int, pages: int, latent: int, rope: int) -> None:
+        if pages < 1:
+            raise InvalidRequest("pages", pages, "at least 1")
+        self.pages, self._functions = pages, library.functions
+        self.keys = torch.zeros(layers, pages, latent + rope, PAGE)  # latent and rotated key, positions side by side
+        self.latents = torch.zeros(layers, pages, PAGE, latent)
+        self.shape = (layers, latent, rope)
+        self.struct = lib.Cache(self.keys.data_ptr(), self.latents.data_ptr(), pages)
+
+    def copy(self, src_slots: Sequence[int], dst_slots: Sequence[int]) -> None:
+        """Moves latents in all layers; every source is read before any target is written.
+
+        InvalidRequest where there is no such slot.
+        """
+        count, (layers, latent, rope) = len(src_slots), self.shape
+        if count != len(dst_slots):
+            raise InvalidRequest("dst_slots", len(dst_slots), f"as many as src_slots, {count}")
+        if count == 0:
+            return
+        source, target = array("q", src_slots), array("q", dst_slots)
+        room = torch.empty(count, 2 * latent + rope)
+        code = self._functions.cache_copy(
+            self.struct, layers, latent, rope, count, source.buffer_info()[0], target.buffer_info()[0], room.data_ptr()
+        )
+        if code:
+            raise InvalidRequest("slots", [*src_slots, *dst_slots], f"slots of the cache's {self.pages} pages")
+
+    def read(self, slots: Sequence[int]) -> torch.Tensor:
+        """Latent and rotated key of these slots, [layers, slots, width], copied."""
+        at = torch.tensor(slots)
+        return self.keys[:, at // PAGE, :, at % PAGE].transpose(0, 1).contiguous()
+
+
+class CompiledK2:
+    """Immutable once loaded; calls of `forward` take turns.
+
+    `threads`: of a step, at most those that it was loaded with; may be changed between steps, and changes no bit.
+    """
+
+    architecture = "cpu-compiled"
+
+    def __init__(
+        self,
+        library: lib.Library,
+        config: K2Config,
+        checkpoint: Checkpoint,
+        feature_layers: Sequence[int],
+        threads: int = 1,
+        latent_eps: float | None = None,
+    ) -> None:
+        c = self.config = config
+        for layer in feature_layers:
+            if not 0 <= layer < c.num_hidden_layers:
+                raise InvalidRequest("feature_layers", layer, f"within the target's {c.num_hidden_layers} layers")
+        if not 1 <= threads <= 256:
+            raise InvalidRequest("threads", threads, "1 to 256")
+        check_sizes(c, checkpoint.folder / "config.json")
+        self.feature_layers = tuple(feature_layers)
+        self.feature_width = len(self.feature_layers) * c.hidden_size
+        self.checkpoint_hash = checkpoint_hash(checkpoint.folder)
+        self.threads = threads
+        self._library, self._packer = library, Packer(library.lanes)
+        self._model = self._describe(checkpoint, c.rms_norm_eps if latent_eps is None else latent_eps)
+        self._engine = library.functions.target_open(self._model, threads)
+        if not self._engine:
+            raise MemoryError("the compiled engine has no memory or cannot start its threads")
+        weakref.finalize(self, library.functions.target_close, self._engine)
+        self._turn = threading.Lock()
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        feature_layers: Sequence[int],
+        threads: int = 1,
+        latent_eps: float | None = None,
+        builds: Path = BUILDS,
+    ) -> CompiledK2:
+        """Raises ConfigError or CheckpointError as K2Model does, also for a size without code here; BuildError."""
+        config = K2Config.from_folder(folder)
+        check_sizes(config, folder / "config.json")
+        library = lib.Library(build(builds))
+        return cls(library, config, Checkpoint(folder), feature_layers, threads, latent_eps)
+
+    def new_cache(self, pages: int) -> CompiledCache:
+        """A cache of `pages` pages of 64 tokens for every layer."""
+        c = self.config
+        return CompiledCache(self._library, c.num_hidden_layers, pages, c.kv_lora_rank, c.qk_rope_head_dim)
+
+    def forward(self, rows: Sequence[SequenceRows], cache: CompiledCache) -> ForwardOutput:
+        """Computes all rows of a step and writes their latents into `cache`.
+
+        InvalidRequest for rows that make no sense or pages that are not the cache's; nothing has then been computed.
+        """
+        c = self.config
+        if cache.shape != (c.num_hidden_layers, c.kv_lora_rank, c.qk_rope_head_dim):
+            raise InvalidRequest("cache", cache.shape, "made by this model's new_cache")
+        plan = plan_words(rows)
+        logits = torch.empty(sum(len(part.want_logits) for part in rows), c.vocab_size)
+        features = torch.empty(sum(len(part.tokens) for part in rows), self.feature_width)
+        fault = lib.Fault()
+        with self._turn:
+            code = self._library.functions.target_step(
+                self._engine, cache.struct, plan.buffer_info()[0], len(plan), self.threads, logits.data_ptr(),
+                features.data_ptr(), fault,
+            )  # fmt: skip
+        if code == NO_MEMORY:
+            raise MemoryError("no memory for the step's scores")
+        if code:
+            field, limit = FAULTS[code]
+            raise InvalidRequest(f"rows[{fault.sequence}].{field}", fault.value, f"{limit} (row {fault.row})")
+        return ForwardOutput(logits, features)
+
+    def _describe(self, checkpoint: Checkpoint, latent_eps: float) -> lib.Model:
+        c, p = self.config, self._packer
+        embedding = checkpoint.weight("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
+        turns = torch.view_as_real(rotations(c)).movedim(-1, 0).contiguous()
+        self.kernel_law = f"{LAW}-{hashlib.sha256(turns.numpy().tobytes()).hexdigest()[:8]}"  # torch made the tables
+        layers = (lib.Layer * c.num_hidden_layers)(
+            *(pack_layer(p, checkpoint, n, c) for n in range(c.num_hidden_layers))
+        )
+        return lib.Model(
+            layers=c.num_hidden_layers, hidden=c.hidden_size, vocab=c.vocab_size, heads=c.num_attention_heads,
+            nope=c.qk_nope_head_dim, rope=c.qk_rope_head_dim, value=c.v_head_dim, q_rank=c.q_lora_rank,
+            kv_rank=c.kv_lora_rank, width=c.intermediate_size,
+            shared_width=c.moe_intermediate_size * c.n_shared_experts, experts=c.n_routed_experts,
+            top_k=c.num_experts_per_tok, expert_width=c.moe_intermediate_size, normalise=c.norm_topk_prob,
+            positions=c.max_position_embeddings, taps=len(self.feature_layers), eps=c.rms_norm_eps,
+            latent_eps=latent_eps, softmax_scale=c.softmax_scale, routed_scale=c.routed_scaling_factor,
+            tapped=p.keep(torch.tensor(self.feature_layers, dtype=torch.int32)), layer=layers,
+            embedding=p.keep(embedding), norm=p.keep(checkpoint.weight("model.norm.weight", c.hidden_size)),
+            cos=p.keep(turns[0]), sin=p.keep(turns[1]),
+            head=p.matrix(checkpoint.weight("lm_head.weight", c.vocab_size, c.hidden_size)),
+        )  # fmt: skip
+
+
+def plan_words(rows: Sequence[SequenceRows]) -> array[int]:
+    """The step as the engine reads it (target.h, plan_read)."""
+    words = array("i", [len(rows)])
+    try:
+        for part in rows:
+            if len(part.parents) != len(part.tokens):
+                raise InvalidRequest("parents", len(part.parents), f"as many as tokens, {len(part.tokens)}")
+            words.extend((part.prefix, len(part.tokens), len(part.pages), len(part.want_logits)))
+        for part in rows:
+            words.extend(part.tokens)
+            words.extend(part.parents)
+            words.extend(part.pages)
+            words.extend(part.want_logits)
+    except (OverflowError, TypeError) as error:
+        raise InvalidRequest("rows", str(error), "integers of 32 bits") from None
+    return words

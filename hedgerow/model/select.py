@@ -1,0 +1,42 @@
+"""Which engine computes a model: the compiled one where it builds and passes its check, PyTorch where it does not.
+
+"auto" never fails for the compiled engine's sake: no compiler, a compiler that fails, a damaged build, sizes without
+code, a check that fails, each gives PyTorch and one line in the log. "compiled" and "torch" ask for one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from hedgerow.errors import HedgerowError
+from hedgerow.model.compiled import BUILDS, CompiledK2
+from hedgerow.model.interface import Target
+from hedgerow.model.k2 import K2Model
+from hedgerow.model.selfcheck import check_target
+
+log = logging.getLogger(__name__)
+Engine = Literal["auto", "compiled", "torch"]
+
+
+def load_target(
+    folder: Path, feature_layers: Sequence[int], engine: Engine = "auto", threads: int = 1, builds: Path = BUILDS
+) -> Target:
+    """The target in `folder`. `threads`: of a compiled step, PyTorch's are the process's. `builds`: for libraries.
+
+    Raises ConfigError or CheckpointError; with "compiled" also BuildError and SelfCheckFailed.
+    """
+    reference = K2Model.load(folder, feature_layers)
+    if engine == "torch":
+        return reference
+    try:
+        compiled = CompiledK2.load(folder, feature_layers, threads, builds=builds)
+        check_target(compiled, reference)
+    except (HedgerowError, MemoryError) as error:
+        if engine == "compiled":
+            raise
+        log.warning("the target runs on PyTorch, the compiled engine is not used: %s", error)
+        return reference
+    return compiled

@@ -1,0 +1,74 @@
+"""Whether the compiled engine computes what it should on this machine: against PyTorch, and against itself.
+
+Run once at load, on a few random rows; under half a second for the bundled model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from hedgerow.errors import HedgerowError
+from hedgerow.model.batch import SequenceRows
+from hedgerow.model.compiled import CompiledK2
+from hedgerow.model.interface import Target
+
+TOLERANCE = 1e-4  # of a logit, or of the logits' standard deviation where that is above 1
+PROMPT = 70  # crosses a page
+PARENTS = (-1, 0, 0, 1, 1, 3, 5, 2, 6)  # a tree: its deepest path is DEEPEST
+DEEPEST = (0, 1, 3, 5, 6, 8)
+PAGES = (2, 0)
+
+
+class SelfCheckFailed(HedgerowError):
+    """`what` was found; the engine must not be used."""
+
+    reason = "SELF_CHECK_FAILED"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"self-check: {what}")
+
+
+def check_target(model: CompiledK2, reference: Target) -> None:
+    """Raises SelfCheckFailed. A model of fewer than 128 positions is checked without the prompt's second page."""
+    choose, vocab = random.Random(0), model.config.vocab_size
+    length = min(PROMPT, model.config.max_position_embeddings - len(PARENTS))
+    prompt = [choose.randrange(vocab) for _ in range(length)]
+    tree = [choose.randrange(vocab) for _ in PARENTS]
+    logits = tree_logits(model, prompt, tree, [length])
+    compare(logits, tree_logits(reference, prompt, tree, [length]))
+    if not torch.equal(logits, tree_logits(model, prompt, tree, [1, 7, length - 8])):
+        raise SelfCheckFailed("a prompt in chunks leaves other bits than the prompt at once")
+    alone = plain_logits(model, prompt, [tree[row] for row in DEEPEST])
+    if not torch.equal(logits[list(DEEPEST)], alone):
+        raise SelfCheckFailed("a row in a tree has other bits than the row alone")
+
+
+def compare(logits: torch.Tensor, reference: torch.Tensor) -> None:
+    """SelfCheckFailed where the two differ by more than rounding."""
+    apart = float((logits - reference).abs().max())
+    limit = TOLERANCE * max(1.0, float(reference.std()))
+    if not apart <= limit:  # NaN is not
+        raise SelfCheckFailed(f"logits differ from PyTorch's by {apart:.1e}, the limit is {limit:.1e}")
+
+
+def tree_logits(model: Target, prompt: Sequence[int], tree: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
+    """Logits of all rows of the tree after the prompt, which is computed in `chunks`."""
+    cache, begin = model.new_cache(3), 0
+    for rows in chunks:
+        model.forward([SequenceRows(begin, PAGES, prompt[begin : begin + rows], range(-1, rows - 1), [])], cache)
+        begin += rows
+    return model.forward([SequenceRows(begin, PAGES, tree, PARENTS, range(len(tree)))], cache).logits
+
+
+def plain_logits(model: Target, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+    """Logits of `tokens`, one step each, beside another sequence."""
+    cache, other = model.new_cache(3), SequenceRows(0, [1], tokens, range(-1, len(tokens) - 1), [0])
+    model.forward([SequenceRows(0, PAGES, prompt, range(-1, len(prompt) - 1), [])], cache)
+    rows = []
+    for i, token in enumerate(tokens):
+        mine = SequenceRows(len(prompt) + i, PAGES, [token], [-1], [0])
+        rows.append(model.forward([other, mine], cache).logits[-1])
+    return torch.stack(rows)
