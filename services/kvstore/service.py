@@ -9,28 +9,20 @@ from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.work import serve_while
-from hedgerow.v1 import kvstore_pb2_grpc
 from services.kvstore.config import KvStoreConfig
 from services.kvstore.prefixes import Prefixes
 from services.kvstore.scripts import Runner
-from services.kvstore.servicer import KvStoreServicer
+from services.kvstore.servicer import SERVICE, KvStoreServicer
 from services.kvstore.store import Store, parse_info
 from services.kvstore.tail import Followers
 
-SERVICE = "hedgerow.v1.KvStoreService"
 OLDEST_REDIS = (7, 0)
 
 
 async def run(config: KvStoreConfig) -> None:
     """Serve until SIGTERM. SERVING while a Redis that may hold sessions answers."""
     runner = _connect(config)
-    followers: Followers
-    store = Store(
-        runner,
-        tombstone=config.tombstone_ms,
-        lease=config.lease_ms,
-        on_change=lambda session_id: followers.wake(session_id),
-    )
+    store = Store(runner, tombstone=config.tombstone_ms, lease=config.lease_ms)
     followers = Followers(store, config.tail_poll_ms / 1000)
     health = Health([SERVICE], {"redis": lambda: fitness(runner)}, timeout=2 * config.redis_timeout)
     servicer = KvStoreServicer(config, store, followers, Prefixes(runner), health.draining)
@@ -40,15 +32,7 @@ async def run(config: KvStoreConfig) -> None:
         followers.close(Unavailable("kvstore", "it is draining", retry_after=0.0))
 
     try:
-        await serve_while(
-            serve(
-                "kvstore",
-                lambda server: kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(servicer, server),  # type: ignore[no-untyped-call]
-                config,
-                health,
-            ),
-            end_tails(),
-        )
+        await serve_while(serve("kvstore", servicer.register, config, health), end_tails())
     finally:
         await runner.close()
 
@@ -74,5 +58,6 @@ async def fitness(runner: Runner) -> str | None:
 def _connect(config: KvStoreConfig) -> Runner:
     try:
         return Runner(config.redis_url, timeout=config.redis_timeout, connections=config.redis_connections)
-    except ValueError as error:  # its text names the schemes, never the URL
-        raise ConfigError(variable_of("redis_url"), "the value", str(error)) from None
+    except ValueError:  # whose text may show a part of the URL, a password among it
+        limit = "a redis://, rediss:// or unix:// URL"
+        raise ConfigError(variable_of("redis_url"), "the value", limit) from None

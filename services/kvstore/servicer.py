@@ -19,6 +19,7 @@ from services.kvstore.prefixes import Prefixes
 from services.kvstore.store import Store
 from services.kvstore.tail import Followers
 
+SERVICE = "hedgerow.v1.KvStoreService"
 ALL_CHUNKS = 2**31 - 1
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -36,6 +37,10 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     ) -> None:
         self.config, self.store, self.followers = config, store, followers
         self.prefixes, self.draining = prefixes, draining
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Serve this on `server`."""
+        kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
     async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> pb.CreateSessionResponse:
         """Writes the record and grants epoch 1."""

@@ -32,8 +32,9 @@ class Store:
     `on_change` is called with the id of every session that this process changed in a way that a reader can see.
     """
 
-    def __init__(self, runner: Runner, *, tombstone: int, lease: int, on_change: Callable[[str], None]) -> None:
-        self.runner, self.tombstone, self.lease, self.on_change = runner, tombstone, lease, on_change
+    def __init__(self, runner: Runner, *, tombstone: int, lease: int) -> None:
+        self.runner, self.tombstone, self.lease = runner, tombstone, lease
+        self.on_change: Callable[[str], None] = lambda session_id: None
         self._create, self._append, self._acquire = Script("create"), Script("append"), Script("acquire")
         self._close, self._cancel, self._delete = Script("close"), Script("cancel"), Script("delete")
         self._read = Script("read")

@@ -30,6 +30,7 @@ class Followers:
 
     def __init__(self, store: Store, interval: float) -> None:
         self.store, self.interval = store, interval
+        store.on_change = self.wake
         # Per session: who waits, and the state that the waiter has seen.
         self._waiting: dict[str, dict[asyncio.Future[None], State]] = {}
         self._poller: asyncio.Task[None] | None = None
