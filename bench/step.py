@@ -2,9 +2,9 @@
 
     python -m bench.step --sequences 1 8 --budgets 0 8 16
 
-One line a combination: medians over the decoding steps, in milliseconds. `rest` is planning, the draft message, tree
-checks, draws, walks, cache moves and updates. With --tokens 1000 the first and the last tenth of the output are shown
-apart: nothing but attention may grow with the length.
+One line a combination: medians over steps in which every sequence decodes, in milliseconds. `rest` is planning, the
+draft message, tree checks, draws, walks, cache moves and updates. From 300 steps on, the first and the last tenth are
+shown apart: nothing but attention may grow with the length.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from hedgerow.engine.step import step  # noqa: E402
 from hedgerow.engine.types import Sampling  # noqa: E402
 from hedgerow.engine.verifier import VerifierEngine  # noqa: E402
 
+PROMPT = 64  # tokens, the end of a head
 SETTINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95)}
 
 
@@ -46,25 +47,27 @@ class Sample(NamedTuple):
     draft: float
 
 
-async def measure(subjects: Subjects, sampling: Sampling, sequences: int, budget: int) -> list[Sample]:
-    """Every step from the first in which all sequences decode to the last before one ends."""
-    engine = VerifierEngine(subjects.model, EngineConfig(max_sequences=sequences), subjects.vocabulary, subjects.eos)
+async def measure(subjects: Subjects, sampling: Sampling, sequences: int, budget: int, steps: int) -> list[Sample]:
+    """The first `steps` steps in which all sequences decode."""
+    config = EngineConfig(max_sequences=sequences, pages=sequences * 64)
+    engine = VerifierEngine(subjects.model, config, subjects.vocabulary, subjects.eos)
     drafter, samples = subjects.drafter(), list[Sample]()
     for n in range(sequences):
-        engine.start(Job(f"s{n}", subjects.prompts[n % len(subjects.prompts)], sampling, budget).start())
-    while True:
+        prompt = subjects.prompts[n % len(subjects.prompts)][-PROMPT:]
+        engine.start(Job(f"s{n}", prompt, sampling, budget).start())
+    while len(samples) < steps:
         begun = time.perf_counter()
         result = await step(engine, drafter)
         wall = (time.perf_counter() - begun) * 1e3
-        if result is None:
-            return samples
-        everyone = len(result.updates) == sequences and not any(update.finish for update in result.updates)
-        if everyone and all(update.offset for update in result.updates):
-            timings = result.timings
+        if result is None or any(update.finish for update in result.updates):
+            break
+        if len(result.updates) == sequences and all(update.offset for update in result.updates):
             emitted = sum(len(update.tokens) for update in result.updates)
+            timings = result.timings
             samples.append(Sample(emitted, wall, timings.verify_ns / 1e6, timings.draft_ns / 1e6))
         for update in result.updates:
             engine.committed(update.session_id, update.epoch, update.attempt, update.offset + len(update.tokens))
+    return samples
 
 
 def line(samples: Sequence[Sample]) -> dict[str, float]:
@@ -91,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="random weights instead of the bundled model")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--budgets", type=int, nargs="+", default=[0, 8, 16])
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
@@ -100,11 +103,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, base in SETTINGS.items():
         for sequences in args.sequences:
             for budget in args.budgets:
-                sampling = replace(base, max_tokens=args.tokens, ignore_eos=True, seed=1)
-                samples = asyncio.run(measure(subjects, sampling, sequences, budget))
+                sampling = replace(base, max_tokens=3000, ignore_eos=True, seed=1)
+                samples = asyncio.run(measure(subjects, sampling, sequences, budget, args.steps))
                 key = {"setting": name, "sequences": sequences, "budget": budget}
                 print(json.dumps(key | line(samples)), flush=True)
-                if args.tokens >= 1000:
+                if len(samples) >= 300:
                     tenth = len(samples) // 10
                     for part, some in (("first tenth", samples[:tenth]), ("last tenth", samples[-tenth:])):
                         print(json.dumps({"part": part} | line(some)), flush=True)
