@@ -15,8 +15,6 @@ def main() -> None:
     config = from_env_or_exit(DrafterServiceConfig, os.environ)
     set_up_logging("drafter", config.log_level)
     pin_blas(os.environ)
-    # A thread that spins while it waits for the next operation takes the core from the other services.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from services.drafter.service import run
 
     try:

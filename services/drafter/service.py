@@ -7,8 +7,8 @@ import os
 from functools import partial
 
 import torch
-from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 
+from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 from hedgerow.model.dflash import DFlashModel
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.server import serve

@@ -30,6 +30,9 @@ class VerifierServiceConfig(ServerConfig):
         metadata={"min": 1, "max": 1 << 31, "help": "pages of the latent cache; empty: by the other limits"},
     )
     prefill_rows: int = field(default=256, metadata={"min": 1, "max": 65536, "help": "prompt rows in one step"})
+    run_ahead: int = field(
+        default=512, metadata={"min": 1, "max": 1 << 20, "help": "tokens that the store may be behind a sequence"}
+    )
     threads: int = field(default=1, metadata={"min": 1, "max": 256, "help": "threads of one forward pass"})
     draft_timeout_ms: int = field(
         default=500, metadata={"min": 1, "max": 60_000, "help": "longest wait of a step for its trees"}

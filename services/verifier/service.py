@@ -92,6 +92,7 @@ def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
         max_waiting=config.max_waiting,
         pages=config.cache_pages,
         prefill_rows=config.prefill_rows,
+        run_ahead=config.run_ahead,
         max_budget=config.max_budget,
         default_budget=min(config.default_budget, config.max_budget) if layers else 0,
     )

@@ -145,7 +145,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         except HedgerowError as refused:
             error = refused
         except Exception as broken:  # noqa: BLE001  whatever a broken call raises, its sequences must be let go
-            log.info("a gateway's stream broke", gateway=stream.gateway.hex(), why=type(broken).__name__)
+            if not stream.ended:
+                log.info("a gateway's stream broke", gateway=stream.gateway.hex(), why=type(broken).__name__)
         stream.end(error)
 
     def _take(self, loaded: Loaded, stream: GatewayStream, request: verifier_pb2.AttachRequest) -> None:

@@ -40,6 +40,11 @@ class GatewayStream:
     def __len__(self) -> int:
         return len(self._queue)
 
+    @property
+    def ended(self) -> bool:
+        """Whether no more messages are taken."""
+        return self._ended
+
     def send(self, message: Outgoing) -> None:
         """Queues a message; of a stream that has ended, only notes which sequences are over."""
         for update in message.updates:
