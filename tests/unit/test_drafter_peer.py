@@ -26,16 +26,18 @@ class Drafter(drafter_pb2_grpc.DrafterServiceServicer):
     """Answers each request with one node; `hold` keeps answers back, `shift` puts them under another step."""
 
     def __init__(self) -> None:
-        self.width, self.shift, self.described = WIDTH, 0, 0
+        self.shift = self.described = 0
+        self.fits: dict[str, Any] = {
+            "vocab_size": VOCAB, "feature_layer_ids": [1, 3], "feature_width": WIDTH, "block_size": 8,
+        }  # fmt: skip
+        self.said = dict(self.fits)
         self.open = asyncio.Event()
         self.open.set()
         self.seen: list[drafter_pb2.DraftRequest] = []
 
     async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:
         self.described += 1
-        return drafter_pb2.DrafterServiceDescribeResponse(
-            vocab_size=VOCAB, feature_layer_ids=[1, 3], feature_width=self.width, block_size=8
-        )
+        return drafter_pb2.DrafterServiceDescribeResponse(**self.said)
 
     async def Draft(self, request_iterator: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:
         async for request in request_iterator:
@@ -110,13 +112,16 @@ async def test_no_drafter_is_no_wait_and_one_that_comes_is_used() -> None:
             assert await peer.draft(batch(2)) is not None
 
 
-async def test_a_drafter_that_does_not_fit_is_not_used_until_it_does() -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"vocab_size": 99}, {"feature_layer_ids": [3, 1]}, {"feature_width": WIDTH + 1}, {"block_size": 1}]
+)
+async def test_a_drafter_that_does_not_fit_is_not_used_until_it_does(wrong: dict[str, Any]) -> None:
     drafter = Drafter()
-    drafter.width = WIDTH + 1
+    drafter.said |= wrong
     async with served(drafter) as port, running(port) as peer:
         await soon(lambda: drafter.described == 2)
         assert not peer.connected
-        drafter.width = WIDTH
+        drafter.said = dict(drafter.fits)
         await soon(lambda: peer.connected)
 
 

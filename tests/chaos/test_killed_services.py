@@ -1,0 +1,145 @@
+"""Processes that are killed under running streams."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hedgerow.cli.supervisor import Stack
+from hedgerow.client import AsyncClient, Options, Stream
+from hedgerow.errors import HedgerowError, Unavailable
+from tests.polling import soon
+from tests.stack import Plain, engine_sampling, verifier_load
+
+PROMPT = "class Queue:\n    "
+LONG: Options = {
+    "max_tokens": 600,
+    "ignore_eos": True,
+    "budget": 8,
+    "temperature": 0.9,
+    "seed": 17,
+    "return_steps": True,
+}
+
+
+async def read(stream: Stream, tokens: list[int], steps: list[int], upto: int = 1 << 30) -> None:
+    """Reads until `tokens` has `upto`; `steps` gets the nodes of each step's tree."""
+    if len(tokens) >= upto:
+        return
+    async for chunk in stream:
+        assert chunk.token_offset == len(tokens), "tokens lost or twice"
+        tokens += chunk.tokens
+        steps += [step.tree_nodes for step in chunk.steps]
+        if len(tokens) >= upto:
+            return
+
+
+async def expected(client: AsyncClient, plain: Plain, stream: Stream) -> list[int]:
+    assert stream.started is not None
+    return plain.tokens(await client.tokenize(PROMPT), engine_sampling(stream.started.sampling))
+
+
+async def test_a_drafter_that_is_killed_and_comes_back_changes_no_token(
+    stack: Stack, client: AsyncClient, plain: Plain, idle: None
+) -> None:
+    stream, tokens, nodes = client.generate(PROMPT, **LONG), list[int](), list[int]()
+    await read(stream, tokens, nodes, upto=60)
+    assert any(nodes[2:]), "nothing was drafted before the kill"
+    missed = verifier_load(stack).missed_drafts
+    stack.kill("drafter")
+    at_kill = len(nodes)
+    await read(stream, tokens, nodes, upto=len(tokens) + 60)
+    assert 0 in nodes[at_kill:], "steps without a drafter decode plainly"
+    await asyncio.to_thread(stack.wait_ready, "drafter")
+    while not any(nodes[-5:]) and len(tokens) < 580:
+        await read(stream, tokens, nodes, upto=len(tokens) + 5)
+    resumed = any(nodes[-5:])
+    await read(stream, tokens, nodes)
+    assert tokens == await expected(client, plain, stream)
+    assert verifier_load(stack).missed_drafts > missed
+    if not resumed:  # the stream was over before the drafter was back: the next one is drafted for
+        await drafted_again(client)
+
+
+async def drafted_again(client: AsyncClient) -> None:
+    drafted = 0
+    async with asyncio.timeout(30):
+        while not drafted:
+            drafted = (await client.complete(PROMPT, max_tokens=16, budget=8, ignore_eos=True)).usage.draft_tokens
+
+
+async def test_a_drafter_that_hangs_costs_one_wait_and_no_token(
+    stack: Stack, client: AsyncClient, plain: Plain, idle: None
+) -> None:
+    stream, tokens, nodes = client.generate(PROMPT, **LONG), list[int](), list[int]()
+    await read(stream, tokens, nodes, upto=40)
+    stack.pause("drafter")
+    try:
+        began = asyncio.get_running_loop().time()
+        await read(stream, tokens, nodes, upto=400)
+        assert asyncio.get_running_loop().time() - began < 30
+    finally:
+        stack.resume("drafter")
+    await read(stream, tokens, nodes)
+    assert tokens == await expected(client, plain, stream)
+    await drafted_again(client)
+
+
+async def test_a_kvstore_that_is_killed_delays_a_stream_and_loses_nothing(
+    stack: Stack, client: AsyncClient, plain: Plain, idle: None
+) -> None:
+    stream, tokens, nodes = client.generate(PROMPT, **LONG), list[int](), list[int]()
+    await read(stream, tokens, nodes, upto=40)
+    stack.kill("kvstore")
+    await read(stream, tokens, nodes)
+    assert tokens == await expected(client, plain, stream)
+    await asyncio.to_thread(stack.wait_ready, "kvstore")
+    session = await client.get_session(stream.session_id)
+    assert session.token_count == len(tokens)
+
+
+@pytest.mark.parametrize("service", ["verifier", "redis"])
+async def test_a_stream_that_cannot_go_on_ends_with_an_error_that_a_retry_can_help(
+    stack: Stack, client: AsyncClient, plain: Plain, service: str
+) -> None:
+    """What was released is right, the error says when to come back, and then all is as before."""
+    stream, tokens, nodes = client.generate(PROMPT, **LONG), list[int](), list[int]()
+    await read(stream, tokens, nodes, upto=20)
+    stack.kill(service)
+    with pytest.raises(HedgerowError) as broken:
+        await read(stream, tokens, nodes)
+    assert isinstance(broken.value, Unavailable)
+    assert broken.value.retry_after
+    await asyncio.to_thread(stack.wait_ready, service)
+    await soon_served(client, plain)
+    assert tokens == (await expected(client, plain, stream))[: len(tokens)]
+
+
+async def test_a_gateway_that_is_killed_leaves_no_sequence_behind(
+    stack: Stack, client: AsyncClient, plain: Plain
+) -> None:
+    stream, tokens, nodes = client.generate(PROMPT, **LONG), list[int](), list[int]()
+    await read(stream, tokens, nodes, upto=20)
+    stack.kill("gateway")
+    with pytest.raises(HedgerowError):
+        await read(stream, tokens, nodes)
+    await soon(lambda: verifier_load(stack).held_sequences == 0)
+    load = verifier_load(stack)
+    assert load.free_pages == load.total_pages
+    await asyncio.to_thread(stack.wait_ready, "gateway")
+    await soon_served(client, plain)
+
+
+async def soon_served(client: AsyncClient, plain: Plain) -> None:
+    """A new stream, once there is a way to the verifier again, is what it always was."""
+    async with asyncio.timeout(30):
+        while True:
+            stream = client.generate(PROMPT, max_tokens=16, seed=2, temperature=1.0)
+            try:
+                result = await stream.result()
+            except Unavailable as away:
+                await asyncio.sleep(away.retry_after or 0.1)
+                continue
+            break
+    assert list(result.tokens) == await expected(client, plain, stream)
