@@ -115,21 +115,22 @@ def keep(x: F32, w: F32, law: Law) -> Ids:
         least = np.partition(x, vocabulary - law.top_k)[vocabulary - law.top_k]
         order = _ordered(x, x >= least)[: law.top_k]
         if law.top_p < 1:
-            mass = np.cumsum(w[order], dtype=np.float64)
-            order = order[: int(np.searchsorted(mass, law.top_p * mass[-1])) + 1]
+            mass = w[order].cumsum(dtype=np.float64)
+            order = order[: int(mass.searchsorted(law.top_p * mass[-1])) + 1]
     elif law.top_p < 1:
         wanted = law.top_p * float(w.sum(dtype=np.float64))
         for share in SHARES:  # a peaked row needs only its heaviest tokens in order
             order = _ordered(x, w >= min(share * wanted, 1.0))
-            mass = np.cumsum(w[order], dtype=np.float64)
+            mass = w[order].cumsum(dtype=np.float64)
             if mass[-1] >= wanted:
                 break
-        order = order[: int(np.searchsorted(mass, wanted)) + 1]
+        order = order[: int(mass.searchsorted(wanted)) + 1]
     else:
         order = _ordered(x, w >= law.min_p)
     if law.min_p > 0:
         order = order[w[order] >= law.min_p]
-    return np.sort(order)
+    order.sort()
+    return order
 
 
 SHARES = (2.0**-9, 2.0**-14, 0.0)
@@ -137,8 +138,8 @@ SHARES = (2.0**-9, 2.0**-14, 0.0)
 
 def _ordered(x: F32, candidates: npt.NDArray[np.bool_]) -> Ids:
     """The candidates' ids by (-x, id)."""
-    ids = np.flatnonzero(candidates)
-    return ids[np.argsort(-x[ids], kind="stable")]
+    ids: Ids = candidates.nonzero()[0]
+    return ids[(-x[ids]).argsort(kind="stable")]
 
 
 def _shared_noise(laws: list[Law], vocabulary: int) -> dict[Key, F32]:
