@@ -12,7 +12,7 @@ from hedgerow.v1 import verifier_pb2, verifier_pb2_grpc
 def counters(stack: Stack) -> dict[str, int]:
     """Steps of the verifier, messages that it sent to gateways, and messages that the store received."""
     with grpc.insecure_channel(stack.address("verifier")) as channel:
-        stub = verifier_pb2_grpc.VerifierServiceStub(channel)
+        stub = verifier_pb2_grpc.VerifierServiceStub(channel)  # type: ignore[no-untyped-call]
         load = stub.GetLoad(verifier_pb2.GetLoadRequest(), timeout=10)
     return {"steps": load.steps, "verifier": load.messages_sent, "store": received(stack.admin_address("kvstore"))}
 

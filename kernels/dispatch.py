@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
 
@@ -51,7 +51,7 @@ class Op(Generic[P, R]):
         return self.reference(*args, **kwargs)
 
 
-OPS: dict[str, Op[..., object]] = {}
+OPS: dict[str, Op[..., Any]] = {}
 
 
 def op(reference: Callable[P, R]) -> Op[P, R]:

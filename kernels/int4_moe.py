@@ -2,7 +2,8 @@
 
     y[r] = sum_j weights[r, j] * D_e (silu(G_e x[r]) * (U_e x[r])),   e = chosen[r, j], j in ascending order
 
-x [R', H], route of the first R rows, experts -> y [R, H].   Weights are (nibble - 8) * scale, never rounded; the row's weight
+x [R', H], route of the first R rows, experts -> y [R, H].   Weights are (nibble - 8) * scale, never rounded; the
+row's weight
 is applied before the down product. R' >= R: the padding that the row law asks for.
 
 The reference takes the experts unpacked, `ExpertWeights`: on a CPU the products are the cost, not the bytes.

@@ -4,8 +4,10 @@
 
 q [R, H, W] (scale and W_UK folded in), cache [S, W] (latent | rotated key) -> o [R, H, C], C <= W.
 
-The keys of a row at position p are split at B = 64 * (p // 64): those before B, in order of position, as one product that
-every row of a group shares; and the 64 positions from B on, gathered along the row's own path and masked past p. Position for
+The keys of a row at position p are split at B = 64 * (p // 64): those before B, in order of position, as one product
+that
+every row of a group shares; and the 64 positions from B on, gathered along the row's own path and masked past p.
+Position for
 position this is what plain decoding computes, so a node's bits do not depend on where in a tree it stands.
 """
 

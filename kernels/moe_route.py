@@ -1,8 +1,10 @@
-"""The router: sigmoid scores, a bias that only selects, weights from the unbiased scores (DeepSeek-V3, arXiv 2412.19437 §2.1.2).
+"""The router: sigmoid scores, a bias that only selects, weights from the unbiased scores (DeepSeek-V3, arXiv
+2412.19437 §2.1.2).
 
     s = sigmoid(l);  chosen = top-k of s + bias;  w = s[chosen] / (sum + 1e-20) * scale
 
-l [R, E'], bias [E'] -> chosen [R, k] int64, weights [R, k].   E' is E padded to a multiple of 32 (torch's sigmoid rounds
+l [R, E'], bias [E'] -> chosen [R, k] int64, weights [R, k].   E' is E padded to a multiple of 32 (torch's sigmoid
+rounds
 differently past the last whole vectors); the bias of the padding is -inf.
 """
 

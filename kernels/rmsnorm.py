@@ -18,4 +18,5 @@ TEST_SHAPES = [(1, 32), (4, 384), (17, 2, 128), (3, 6, 64)]  # [..., N]
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     n = x.shape[-1]
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * norm.square_().add_(n * eps).rsqrt_().mul_(n**0.5) * weight
+    scale: torch.Tensor = norm.square_().add_(n * eps).rsqrt_().mul_(n**0.5)
+    return x * scale * weight

@@ -1,6 +1,7 @@
 """Rotary position embedding, in the two layouts in use.
 
-    pairs  (K2):     (y[2i], y[2i+1])  = (x[2i] + j x[2i+1]) * exp(j p f_i)              x [..., D], turns [..., D/2] complex
+    pairs  (K2):     (y[2i], y[2i+1])  = (x[2i] + j x[2i+1]) * exp(j p f_i)              x [..., D], turns [..., D/2]
+    complex
     halves (DFlash): (y[i], y[i+D/2])  = (x[i] + j x[i+D/2]) * exp(j p f_i)              cos, sin [..., D]
 
 Frequencies f_i = theta^(-2i/D), with YaRN (arXiv 2309.00071 §3.2): f_i / factor below the ramp, f_i above it.
@@ -25,7 +26,9 @@ def inverse_frequencies(dim: int, theta: float) -> torch.Tensor:
 def yarn_frequencies(
     dim: int, theta: float, factor: float, beta_fast: float, beta_slow: float, original: int
 ) -> torch.Tensor:
-    """YaRN's f_i, [dim / 2] float32: dimensions that turn less than beta_slow times in `original` positions are slowed."""
+    """YaRN's f_i, [dim / 2] float32: dimensions that turn less than beta_slow times in `original` positions are
+    slowed.
+    """
 
     def dimension(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))

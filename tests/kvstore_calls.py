@@ -114,7 +114,8 @@ class Gateway:
     async def get(self, session: Session, from_offset: int = 0) -> pb.KvStoreServiceGetSessionResponse:
         """What is stored."""
         request = pb.KvStoreServiceGetSessionRequest(session_id=session.session_id, from_offset=from_offset)
-        return await self.stub.GetSession(request)
+        answer: pb.KvStoreServiceGetSessionResponse = await self.stub.GetSession(request)
+        return answer
 
     def close(self) -> None:
         """Give the stream up."""

@@ -3,7 +3,8 @@
     paths = write_tiny(folder)                 # folder/target, folder/drafter
     model = K2Model.load(paths.target, paths.feature_layers)
 
-The router bias and every norm weight are random: at their initial values a fault in them would go unseen. The weights are
+The router bias and every norm weight are random: at their initial values a fault in them would go unseen. The
+weights are
 bfloat16 and INT4, as served; `seed` decides them all.
 """
 
@@ -31,7 +32,7 @@ NAMED_SPECIALS = {
     21: "<|media_pad|>", 22: "<think>", 23: "</think>", 254: "[UNK]", 255: "[PAD]",
 }  # fmt: skip
 NOT_SPECIAL = {11, 12, 13, 14, 15, 22, 23}  # atomic, yet kept by skip_special_tokens
-QUANTIZATION = {
+QUANTIZATION: dict[str, Any] = {
     "config_groups": {
         "group_0": {
             "input_activations": None,
@@ -153,7 +154,8 @@ def write_json(path: Path, value: object) -> None:
 
 
 def matrix(g: torch.Generator, rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-    return (torch.randn(rows, columns, generator=g) * gain * columns**-0.5).bfloat16()
+    values: torch.Tensor = torch.randn(rows, columns, generator=g) * gain * columns**-0.5
+    return values.bfloat16()
 
 
 def norm(g: torch.Generator, size: int) -> torch.Tensor:
@@ -161,7 +163,9 @@ def norm(g: torch.Generator, size: int) -> torch.Tensor:
 
 
 def pack_int4(weight: torch.Tensor, shape_dtype: torch.dtype = torch.int32) -> dict[str, torch.Tensor]:
-    """`pack-quantized` tensors of a matrix [N, K]: word w of a row holds k = 8w .. 8w+7, lowest nibble first, as q + 8."""
+    """`pack-quantized` tensors of a matrix [N, K]: word w of a row holds k = 8w .. 8w+7, lowest nibble first, as q +
+    8.
+    """
     rows, columns = weight.shape
     groups = weight.float().view(rows, columns // 32, 32)
     scale = (groups.abs().amax(-1) / 7).bfloat16()

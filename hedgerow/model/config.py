@@ -1,95 +1,17 @@
 """config.json of a target (K2 family) and of a DFlash drafter, read into frozen dataclasses.
 
-Sources: the published config.json of Kimi-K2, K2-Thinking, K2.5 and K2.6 (nested in `text_config` from K2.5 on), and those of
+Sources: the published config.json of Kimi-K2, K2-Thinking, K2.5 and K2.6 (nested in `text_config` from K2.5 on), and
+those of
 DFlash drafters. A field that changes the arithmetic and has no default there has none here.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-from hedgerow.errors import InvalidRequest
-
-T = TypeVar("T", int, float, bool, str)
-
-
-class ConfigError(InvalidRequest):
-    """`field` of `file` has the value `value`, which breaks `limit`."""
-
-    def __init__(self, file: Path, field: str, value: object, limit: str) -> None:
-        super().__init__(f"{file}: {field}", value, limit)
-        self.file, self.name = file, field
-
-
-@dataclass(frozen=True)
-class Fields:
-    """A JSON object of `file` with typed access; `path` is its place in the file, for messages."""
-
-    file: Path
-    values: Mapping[str, Any]
-    path: str = ""
-
-    @classmethod
-    def read(cls, file: Path) -> Fields:
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(file, "file", None, "must exist") from None
-        except (ValueError, OSError) as error:
-            raise ConfigError(file, "file", str(error), "must be readable JSON") from None
-        if not isinstance(values, dict):
-            raise ConfigError(file, "file", type(values).__name__, "must be a JSON object")
-        return cls(file, values)
-
-    def fail(self, name: str, limit: str) -> ConfigError:
-        return ConfigError(self.file, self.path + name, self.values.get(name), limit)
-
-    def get(self, name: str, kind: type[T], default: T | None = None) -> T:
-        """The field as `kind`; an integer is a float too; absent or null: `default`, which None makes an error."""
-        value = self.values.get(name)
-        if value is None and default is not None:
-            return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return kind(value)
-        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-            raise self.fail(name, f"must be {kind.__name__}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise self.fail(name, "must be finite")
-        return value
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self.get(name, int, default)
-        if value < 1:
-            raise self.fail(name, "must be at least 1")
-        return value
-
-    def inner(self, name: str) -> Fields | None:
-        """The object under `name`; None where absent or null."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.fail(name, "must be an object")
-        return Fields(self.file, value, f"{self.path}{name}.")
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers, or one; empty where absent."""
-        value = self.values.get(name)
-        listed = [] if value is None else value if isinstance(value, list) else [value]
-        if any(not isinstance(item, int) or isinstance(item, bool) for item in listed):
-            raise self.fail(name, "must be an integer or a list of them")
-        return tuple(listed)
-
-    def must_be(self, name: str, allowed: object, default: object) -> None:
-        """Refuses a value for which there is no code."""
-        if self.values.get(name, default) != allowed:
-            raise self.fail(name, f"only {allowed!r} is supported")
+from hedgerow.model.fields import Fields
 
 
 @dataclass(frozen=True)

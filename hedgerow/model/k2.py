@@ -1,4 +1,6 @@
-"""The target: a K2-family model over a paged latent cache, float32, with rows whose bits depend on nothing but their path."""
+"""The target: a K2-family model over a paged latent cache, float32, with rows whose bits depend on nothing but their
+path.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Checkpoint folders: safetensors files behind one lookup by name, and the hash that stands for them.
 
-A tensor is returned as float32 except where a dtype is asked for; every complaint names file, tensor, expected and actual.
+A tensor is returned as float32 except where a dtype is asked for; every complaint names file, tensor, expected and
+actual.
 Format: huggingface/safetensors (8 bytes of header length, JSON header, data).
 """
 
@@ -17,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from hedgerow.errors import InvalidRequest
-from hedgerow.model.config import Fields
+from hedgerow.model.fields import Fields
 from kernels.int4 import int4_unpack
 
 INDEX = "model.safetensors.index.json"

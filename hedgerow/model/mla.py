@@ -59,7 +59,9 @@ def attention(
     latent_eps: float,
     law: RowLaw,
 ) -> torch.Tensor:
-    """hidden + Attn(x); x, hidden [R', hidden], the first len(slots) rows real; their latents are written to `slots`."""
+    """hidden + Attn(x); x, hidden [R', hidden], the first len(slots) rows real; their latents are written to
+    `slots`.
+    """
     rows, padded = len(slots), len(x)
     a = linear(x, w.qkv_a, law)
     q_a, latent, key = a.split([c.q_lora_rank, c.kv_lora_rank, c.qk_rope_head_dim], -1)

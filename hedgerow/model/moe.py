@@ -30,7 +30,9 @@ class DenseWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """Router, shared expert and routed experts of a layer. The router's columns follow the shared expert's: one product."""
+    """Router, shared expert and routed experts of a layer. The router's columns follow the shared expert's: one
+    product.
+    """
 
     shared_router: torch.Tensor  # [hidden, 2 * shared width + E']
     shared_down: torch.Tensor  # [shared width, hidden]

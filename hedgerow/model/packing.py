@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from hedgerow.model.config import ConfigError, K2Config
+from hedgerow.model.config import K2Config
+from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, PackedWeight
 from kernels.cpu.library import BF16, F32, Q4, Layer, Matrix
 
