@@ -30,6 +30,7 @@ from services.gateway.messages import Append, Appended, Created, Start, Stored, 
 from services.gateway.types import Model, Record
 
 FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds between attempts to reach a peer
+COMMIT_DELAY = 0.03  # seconds for which committed offsets wait for more; at most one message a step all the same
 IN_FLIGHT, MOST_ENTRIES = 2, 1024  # messages to the store without an answer; entries of one
 LEASE_TTL = 15.0  # seconds that this gateway's leases outlive its last renewal
 ALL = (1 << 31) - 1  # from this offset on there are no tokens
@@ -50,6 +51,8 @@ class VerifierPeer:
         self._channel = open_channel(address)
         self._stub = VerifierServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._out = engine.AttachRequest()
+        self._committed: dict[str, tuple[int, int, int]] = {}  # epoch, attempt and offset by session
+        self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
 
     def start(self, start: Start) -> None:
@@ -68,9 +71,10 @@ class VerifierPeer:
         self._wake.set()
 
     def committed(self, session_id: str, epoch: int, attempt: int, offset: int) -> None:
-        """See table.Engine."""
-        self._out.committed.add(session_id=session_id, epoch=epoch, attempt=attempt, offset=offset)
-        self._wake.set()
+        """See table.Engine. Offsets wait for each other: the verifier only needs them before its bound is reached."""
+        self._committed[session_id] = (epoch, attempt, offset)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(COMMIT_DELAY, self._wake.set)
 
     async def run(
         self, stepped: Callable[[Sequence[Update], Timings], None], lost: Callable[[HedgerowError], None]
@@ -86,7 +90,8 @@ class VerifierPeer:
             except HedgerowError as wrong:
                 error = wrong
             if self.attached:
-                self.attached, self._out, delay = False, engine.AttachRequest(), FIRST_DELAY
+                self.attached, delay = False, FIRST_DELAY
+                self._take()
                 log.warning("the verifier's stream broke", address=self.address, why=error.message)
                 lost(error)
             self._report(error.message)
@@ -128,10 +133,21 @@ class VerifierPeer:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                message, self._out = self._out, engine.AttachRequest()
+                message = self._take()
                 if message.ByteSize():
                     self.messages_sent += 1
                     await call.write(message)
+
+    def _take(self) -> engine.AttachRequest:
+        """Everything that is to be told, as one message."""
+        message, self._out = self._out, engine.AttachRequest()
+        for session_id, (epoch, attempt, offset) in self._committed.items():
+            message.committed.add(session_id=session_id, epoch=epoch, attempt=attempt, offset=offset)
+        self._committed.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return message
 
 
 class StorePeer:

@@ -196,6 +196,22 @@ async def test_what_is_enqueued_together_travels_together() -> None:
         assert peer.messages_sent == 1
 
 
+async def test_committed_offsets_wait_for_each_other() -> None:
+    """They are needed long before the verifier's bound only; a message a step would cost both sides a fifth."""
+    verifier = BreakingVerifier()
+    async with verifier_peer(verifier) as (peer, watch):
+        await watch.until(lambda: peer.attached)
+        for offset in (5, 9, 12):
+            peer.committed("s1", 1, 1, offset)
+            await asyncio.sleep(0)
+        peer.committed("s2", 1, 2, 4)
+        await watch.until(lambda: len(verifier.received) > 1)
+        (message,) = verifier.received[1:]
+        assert [(c.session_id, c.attempt, c.offset) for c in message.committed] == [("s1", 1, 12), ("s2", 2, 4)]
+        peer.committed("s1", 1, 1, 13)
+        await watch.until(lambda: len(verifier.received) > 2)
+
+
 async def test_a_start_that_is_cancelled_before_it_left_never_leaves() -> None:
     """A message's cancels are taken before its starts: both in one would leave the sequence running for ever."""
     verifier = BreakingVerifier()
