@@ -19,6 +19,7 @@ MOST_EPOCH = 2**53 - 2
 MOST_OFFSET = 2**31 - 1
 MOST_STOP_BYTES = 256
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # no braces: they would end the hash tag
+_FINISHES = frozenset(common_pb2.FinishReason.values())
 T = TypeVar("T")
 _LITTLE = sys.byteorder == "little"
 
@@ -61,7 +62,7 @@ def owner_ttl(value: int) -> int:
 
 def finish_reason(value: int, *, required: bool, field: str = "finish_reason") -> int:
     """A finish reason of this version."""
-    known = value in common_pb2.FinishReason.values() and not (required and value == 0)
+    known = value in _FINISHES and not (required and value == 0)
     return _checked(field, value, known, "a known reason" if required else "a known reason or none")
 
 
