@@ -15,7 +15,7 @@ from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import InvariantViolation
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.cache import LatentCache
-from hedgerow.model.k2 import K2Model
+from hedgerow.model.interface import Target
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def drive_now(engine: VerifierEngine, drafter: Drafter, jobs: Sequence[Job]) -> 
 
 
 @torch.inference_mode()
-def plain(model: K2Model, prompt: Sequence[int], sampling: Sampling, eos: frozenset[int]) -> list[int]:
+def plain(model: Target, prompt: Sequence[int], sampling: Sampling, eos: frozenset[int]) -> list[int]:
     """Plain one-by-one decoding: the prompt in one pass, then one row a token. No scheduler, no tree, no batch.
 
     Ends at max_tokens and at an end-of-sequence token; knows no stop strings.

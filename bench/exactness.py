@@ -159,8 +159,8 @@ def part_of(text: str) -> tuple[int, int]:
 def load(args: argparse.Namespace) -> Subjects:
     torch.set_num_threads(args.threads)
     if args.tiny:
-        return Subjects.tiny()
-    return Subjects.read(args.model, args.drafter, args.heads, most_tokens=1024)
+        return Subjects.tiny(engine=args.engine)
+    return Subjects.read(args.model, args.drafter, args.heads, most_tokens=1024, engine=args.engine)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -266,6 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
         sub.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
         sub.add_argument("--tiny", action="store_true", help="random weights instead of the bundled model")
+        sub.add_argument("--engine", choices=("torch", "compiled", "auto"), default="torch", help="of the target")
         sub.add_argument("--tokens", type=int, default=96, help="of each generation")
         sub.add_argument("--threads", type=int, default=1)
         sub.add_argument("--seconds", type=float, default=170 if name == "slice" else 0)

@@ -19,41 +19,42 @@ from hedgerow.engine.step import LocalDrafter
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.cache import LatentCache
 from hedgerow.model.dflash import DFlashModel
-from hedgerow.model.k2 import K2Model
+from hedgerow.model.interface import Target
+from hedgerow.model.select import Engine, load_target
 from services.gateway.tokenizer import Tokenizer
 from tests.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ("kernels", "hedgerow/model", "hedgerow/engine")  # what decides tokens
+SOURCE = ("kernels", "kernels/cpu", "hedgerow/model", "hedgerow/engine")  # what decides tokens
 
 
 @dataclass(frozen=True)
 class Subjects:
     """Models and prompts."""
 
-    model: K2Model
+    model: Target
     draft_model: DFlashModel
     prompts: list[list[int]]
     vocabulary: Sequence[bytes]
     eos: frozenset[int]
 
     @classmethod
-    def read(cls, target: Path, drafter: Path, heads: Path, most_tokens: int) -> Subjects:
+    def read(cls, target: Path, drafter: Path, heads: Path, most_tokens: int, engine: Engine = "torch") -> Subjects:
         """The checkpoints in their folders, and the prompts of a jsonl file, cut at the front to `most_tokens`."""
         draft_model = DFlashModel.load(drafter, target)
-        model = K2Model.load(target, draft_model.feature_layers)
+        model = load_target(target, draft_model.feature_layers, engine)
         tokenizer = Tokenizer.from_folder(target)
         texts = [json.loads(line)["prompt"] for line in heads.read_text(encoding="utf-8").splitlines()]
         prompts = [tokenizer.encode(text)[-most_tokens:] for text in texts]
         return cls(model, draft_model, prompts, tokenizer.pieces, frozenset(model.config.eos_token_ids))
 
     @classmethod
-    def tiny(cls, prompts: int = 40) -> Subjects:
+    def tiny(cls, prompts: int = 40, engine: Engine = "torch") -> Subjects:
         """Random weights and prompts."""
         with tempfile.TemporaryDirectory() as folder:
             paths = write_tiny(Path(folder))
             draft_model = DFlashModel.load(paths.drafter, paths.target)
-            model = K2Model.load(paths.target, paths.feature_layers)
+            model = load_target(paths.target, paths.feature_layers, engine)
         choose = random.Random(0)
         texts = [[choose.randrange(256) for _ in range(choose.randint(1, 150))] for _ in range(prompts)]
         vocabulary = [b""] * model.config.vocab_size
@@ -78,7 +79,7 @@ def source_hash() -> str:
     """SHA-256 over the source files that decide tokens, the first 16 digits."""
     digest = hashlib.sha256()
     for folder in SOURCE:
-        for path in sorted((ROOT / folder).glob("*.py")):
+        for path in sorted(p for p in (ROOT / folder).iterdir() if p.suffix in (".py", ".c", ".h")):
             digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -99,7 +100,7 @@ def cpu_lines() -> list[str]:
 
 
 @torch.inference_mode()
-def logit_gap(model: K2Model, tokens: Sequence[int], first: int, second: int) -> float:
+def logit_gap(model: Target, tokens: Sequence[int], first: int, second: int) -> float:
     """How much larger `first`'s logit is than `second`'s after `tokens`."""
     pages = range(-(-len(tokens) // LatentCache.page_size))
     last = len(tokens) - 1

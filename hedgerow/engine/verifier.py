@@ -30,7 +30,7 @@ from hedgerow.engine.sequence import AttachedSequence
 from hedgerow.engine.types import DraftAnswer, DraftBatch, Finish, Start, StepResult, StepStats, StepTimings, Update
 from hedgerow.errors import Fenced, HedgerowError, Internal, InvalidRequest
 from hedgerow.model.cache import LatentCache
-from hedgerow.model.k2 import K2Model
+from hedgerow.model.interface import Target
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class VerifierEngine:
     vocabulary: what each token adds to the text, b"" for control tokens. eos: tokens that end a sequence by default.
     """
 
-    def __init__(self, model: K2Model, config: EngineConfig, vocabulary: Sequence[bytes], eos: frozenset[int]) -> None:
+    def __init__(self, model: Target, config: EngineConfig, vocabulary: Sequence[bytes], eos: frozenset[int]) -> None:
         if len(vocabulary) != model.config.vocab_size:
             raise InvalidRequest("vocabulary", len(vocabulary), f"the model has {model.config.vocab_size} tokens")
         if not model.feature_width:  # nothing that a drafter could read
