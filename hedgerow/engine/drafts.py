@@ -47,7 +47,7 @@ class DraftDesk:
         for work in works:
             draft = self._ask(work, left)
             if draft is not None:
-                left -= len(draft.features)
+                left -= draft.features.shape[0]
                 asked.append(draft)
                 self._sent.setdefault(draft.sequence, 0)
         return DraftBatch(step_id, asked, tuple(self._release))
@@ -95,7 +95,7 @@ class DraftDesk:
         """Moves the marks. A new incarnation has nothing: every sequence sends again what its ring still holds."""
         lacks = {tree.sequence: tree.features_from for tree in answer.trees}
         for draft in batch.works:
-            end = draft.feature_position + len(draft.features)
+            end = draft.feature_position + draft.features.shape[0]
             self._sent[draft.sequence] = min(max(lacks.get(draft.sequence, end), 0), end)
         if self._incarnation not in (b"", answer.incarnation):
             self._sent = dict.fromkeys(self._sent, 0)

@@ -18,16 +18,20 @@ class FeatureRing:
 
     def put(self, features: torch.Tensor) -> None:
         """Appends the features [n, width] of positions end .. end + n - 1. They are copied."""
+        rows, capacity = features.shape[0], self._capacity
         if self._rows is None:
-            self._rows = torch.empty(self._capacity, features.shape[1])
-        kept = features[-self._capacity :]
-        self.end += len(features)
-        self.start = max(self.start, self.end - self._capacity)
-        at = (self.end - len(kept)) % self._capacity
-        until_wrap = min(len(kept), self._capacity - at)
-        self._rows[at : at + until_wrap] = kept[:until_wrap]
-        if until_wrap < len(kept):
-            self._rows[: len(kept) - until_wrap] = kept[until_wrap:]
+            self._rows = torch.empty(capacity, features.shape[1])
+        if rows > capacity:
+            self.end += rows - capacity
+            features, rows = features[-capacity:], capacity
+        at = self.end % capacity
+        if at + rows <= capacity:
+            self._rows[at : at + rows] = features
+        else:
+            self._rows[at:] = features[: capacity - at]
+            self._rows[: at + rows - capacity] = features[capacity - at :]
+        self.end += rows
+        self.start = max(self.start, self.end - capacity)
 
     def read(self, position: int, rows: int) -> torch.Tensor:
         """Features [rows, width] from `position` on. A view where it can be: valid until the next `put`."""

@@ -98,7 +98,7 @@ class AttachedSequence:
 
     def keep(self, features: torch.Tensor) -> None:
         """Takes the features [n, width] of the next n positions, which are now final in the cache."""
-        self.cached += len(features)
+        self.cached += features.shape[0]
         if self.features is not None:
             self.features.put(features)
 

@@ -14,6 +14,7 @@ import torch
 from bench.drive import Job, drive_now
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 from hedgerow.engine.step import LocalDrafter, NoDrafter
+from hedgerow.engine.types import Sampling
 from tests.engine_rig import SETTINGS, Rig, oracle, prompt
 from tests.random_drafter import RandomDrafter
 
@@ -84,6 +85,18 @@ def test_every_budget_in_one_batch_changes_no_token(rig: Rig) -> None:
     work = [replace(job, budget=budget) for job, budget in zip(jobs("t1"), (*BUDGETS, None), strict=True)]
     expected = rig.plain_all(work)
     assert drive_now(rig.engine(), oracle(work, expected), work).tokens == expected
+
+
+@pytest.mark.parametrize("budget", [0, 7, 32])
+def test_what_depends_on_the_offset_is_the_same_at_every_node(rig: Rig, budget: int) -> None:
+    """min_tokens is counted per node: a tree that crosses it bars the end of sequence above and not below."""
+    sampling = Sampling(temperature=1.0, max_tokens=TOKENS, min_tokens=15, logit_bias={510: 7.0, 5: 2.0})
+    work = [replace(job, sampling=replace(sampling, seed=i)) for i, job in enumerate(jobs("t1", budget))]
+    expected = rig.plain_all(work)
+    assert all(len(tokens) >= 16 for tokens in expected.values())
+    assert any(len(tokens) < 20 for tokens in expected.values())
+    run = drive_now(rig.engine(), oracle(work, expected, seed=budget), work)
+    assert run.tokens == expected
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, 1000])
