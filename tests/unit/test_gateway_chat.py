@@ -8,7 +8,7 @@ from hedgerow.errors import InvalidRequest, Unsupported
 from services.gateway.chat import render, size
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import Chat, Message, ToolCall
-from tests.unit.test_tokenizer import BUNDLED, KIMI, NEEDS_KIMI
+from tests.unit.test_tokenizer import BUNDLED, NEEDS_KIMI, load_kimi
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def user(text: str) -> Message:
 
 @NEEDS_KIMI
 def test_kimi_golden() -> None:
-    kimi = Tokenizer.from_folder(KIMI)
+    kimi = load_kimi()
     ids = [163587, 2482, 163601, 19180, 163586, 163588, 69702, 163601, 163606]
     assert render(Chat((user("Hello"),)), kimi, True) == ids
     assert render(Chat((user("Hello"),), thinking=False), kimi, True) == [*ids, 163607]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import random
 from pathlib import Path
@@ -17,9 +18,15 @@ BUNDLED = ROOT / "models" / "sapling"
 NEEDS_KIMI = pytest.mark.skipif(not KIMI.exists(), reason=f"Kimi's vocabulary is not at {KIMI}")
 
 
-@pytest.fixture(scope="session")
-def kimi() -> Tokenizer:
+@functools.cache
+def load_kimi() -> Tokenizer:
+    """Loaded once for all tests: it takes most of a second."""
     return Tokenizer.from_folder(KIMI)
+
+
+@pytest.fixture
+def kimi() -> Tokenizer:
+    return load_kimi()
 
 
 @pytest.fixture(scope="session")
