@@ -59,7 +59,8 @@ class Trainer:
     def __init__(self, plan: Plan, device: str, compiled: bool, tiny: bool) -> None:
         torch.manual_seed(0)
         self.plan = plan
-        self.model = Target(TargetShape(layers=2, experts=8) if tiny else TargetShape()).to(device)
+        shape = TargetShape(layers=2, experts=8) if tiny else TargetShape()
+        self.model = Target(shape, torch.float32 if tiny else torch.bfloat16).to(device)
         matrices = [p for n, p in self.model.blocks.named_parameters() if p.ndim >= 2 and "router" not in n]
         small = [p for n, p in self.model.blocks.named_parameters() if p.ndim < 2 or "router" in n]
         self.muon = Muon(matrices, lr=5e-3, weight_decay=0.1)
@@ -144,7 +145,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     born = time.time()
-    plan = Plan(args.seconds, tokens_per_step=8192, long=2048) if args.tiny else Plan(args.seconds)
+    plan = Plan(args.seconds, tokens_per_step=1024, short=256, long=512) if args.tiny else Plan(args.seconds)
     train = read_stream(args.corpus, "train[0-9]*", args.device)
     print(f"{time.time() - born:.1f} s: {len(train) / 1e6:.2f}M training tokens", flush=True)
     trainer = Trainer(plan, args.device, not args.eager, args.tiny)
