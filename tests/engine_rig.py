@@ -12,6 +12,7 @@ from bench.drive import Job, plain
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, Sampling, TreeNodes
 from hedgerow.engine.verifier import VerifierEngine
+from hedgerow.model.cache import LatentCache
 from hedgerow.model.dflash import DFlashModel
 from hedgerow.model.k2 import K2Model
 from tests.tiny import TinyTarget, write_tiny
@@ -119,4 +120,5 @@ def latents(engine: VerifierEngine, pages: Sequence[int], positions: int) -> tor
     """[layers, positions, width] of the positions 0 .. positions - 1 that lie in `pages`."""
     size = engine.cache.page_size
     slots = [pages[p // size] * size + p % size for p in range(positions)]
+    assert isinstance(engine.cache, LatentCache)
     return torch.stack([layer[slots] for layer in engine.cache.layers])

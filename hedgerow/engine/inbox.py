@@ -128,8 +128,10 @@ class Inbox:
         self._check_tokens("committed", start.committed)
         validate_sampling(start.sampling, len(vocabulary))
         for stop in start.sampling.stop:
-            if not stop.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in stop):
-                raise InvalidRequest("stop", stop, "text that UTF-8 can encode")
+            try:
+                stop.encode()
+            except UnicodeEncodeError:
+                raise InvalidRequest("stop", stop, "text that UTF-8 can encode") from None
         room = max_context - len(start.prompt)
         if not start.prompt:
             raise InvalidRequest("prompt", start.prompt, "at least one token")

@@ -13,6 +13,7 @@ from bench.drive import Job, drive_now
 from hedgerow.engine.step import NoDrafter
 from hedgerow.engine.types import DraftAnswer, DraftBatch, Sampling
 from hedgerow.engine.verifier import VerifierEngine
+from hedgerow.model.cache import LatentCache
 from tests.engine_rig import Oracle, Rig, latents, oracle, prompt
 
 PROMPT, TOKENS = 70, 70
@@ -115,6 +116,8 @@ def test_rejected_branch_leaves_nothing_behind(rig: Rig, job: Job) -> None:
     job = replace(job, budget=32)
     expected = rig.plain_all([job])
     engine = rig.engine()
+    cache = engine.cache
+    assert isinstance(cache, LatentCache)
 
     class Spoiled(Oracle):
         async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
@@ -122,7 +125,7 @@ def test_rejected_branch_leaves_nothing_behind(rig: Rig, job: Job) -> None:
             if sequence is not None and sequence.pages:
                 kept = {sequence.pages[p // 64] * 64 + p % 64 for p in range(sequence.cached)}
                 rest = [slot for slot in range(engine.pool.pages * 64) if slot not in kept]
-                engine.cache.data[:, rest] = 1e4
+                cache.data[:, rest] = 1e4
             return await super().draft(batch)
 
     drafter = Spoiled({1: [*job.prompt, *expected["s"]]}, seed=1)

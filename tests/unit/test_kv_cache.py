@@ -14,7 +14,7 @@ def test_a_reservation_takes_neighbouring_pages_where_it_can() -> None:
     pool = PagePool(pages=8, page_size=64)
     first, second = pool.reserve(3), pool.reserve(2)
     assert (first, second) == ((0, 1, 2), (3, 4))
-    pool.release(first)
+    pool.release(first or ())
     assert pool.reserve(2) == (0, 1)
     assert pool.reserve(3) == (5, 6, 7)
 

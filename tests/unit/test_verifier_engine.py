@@ -200,6 +200,7 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(rig: Rig) -> None:
         ({"sampling": Sampling(max_tokens=0)}, "max_tokens"),
         ({"sampling": Sampling(temperature=float("nan"))}, "temperature"),
         ({"sampling": Sampling(top_p=0.0)}, "top_p"),
+        ({"sampling": Sampling(stop=("\ud800",))}, "stop"),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_field_and_starts_nothing(
