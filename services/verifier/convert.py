@@ -160,8 +160,10 @@ def error_to(error: Exception) -> verifier_pb2.SequenceError:
     )
 
 
-def draft_request(batch: DraftBatch, release: Sequence[int], verifier: bytes) -> drafter_pb2.DraftRequest:
-    """One step's work, features of all sequences in one tensor."""
+def draft_request(
+    batch: DraftBatch, release: Sequence[int], verifier: bytes, max_budget: int
+) -> drafter_pb2.DraftRequest:
+    """One step's work, features of all sequences in one tensor, no budget above the drafter's `max_budget`."""
     request = drafter_pb2.DraftRequest(step_id=batch.step_id, release=release, verifier=verifier)
     for work in batch.works:
         request.sequences.add(
@@ -170,7 +172,7 @@ def draft_request(batch: DraftBatch, release: Sequence[int], verifier: bytes) ->
             feature_rows=len(work.features),
             anchor=work.anchor,
             anchor_position=work.anchor_position,
-            budget=work.budget,
+            budget=min(work.budget, max_budget),
             topk_cap=work.topk_cap,
         )
     parts = [work.features for work in batch.works if len(work.features)]

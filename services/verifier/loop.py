@@ -12,6 +12,8 @@ from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import Internal
 
+STUCK = 30.0  # seconds; the longest step, a full prefill chunk on a busy laptop, takes one or two
+
 
 class StepLoop:
     """Drives one engine. `deliver` gets every result, in the loop's thread, and must not block."""
@@ -19,16 +21,24 @@ class StepLoop:
     def __init__(self, engine: VerifierEngine, drafter: Drafter, deliver: Callable[[StepResult], None]) -> None:
         self._engine, self._drafter, self._deliver = engine, drafter, deliver
         self._wake = asyncio.Event()
+        self._began: float | None = None
 
     def wake(self) -> None:
         """There may be work: something was started, cancelled or committed."""
         self._wake.set()
 
+    def trouble(self) -> str | None:
+        """For health: a step that takes longer than STUCK will not end, whatever it is that hangs."""
+        taken = 0.0 if self._began is None else time.monotonic() - self._began
+        return None if taken < STUCK else f"a step has taken {taken:.0f} s"
+
     async def run(self) -> None:
         """Until cancelled. Raises Internal when a step failed, once its updates are delivered."""
         with ThreadPoolExecutor(1, thread_name_prefix="verify") as worker:
             while True:
+                self._began = time.monotonic()
                 result = await step(self._engine, self._drafter, worker)
+                self._began = None
                 if result is None:
                     await self._sleep()
                     continue

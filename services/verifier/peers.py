@@ -29,7 +29,7 @@ class Target:
     vocab_size: int
     feature_layers: tuple[int, ...]
     feature_width: int
-    head_hash: str = ""  # of embedding and head; empty: not compared
+    max_sequences: int  # that may be in one request
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class DrafterPeer:
         self._requests: asyncio.Queue[drafter_pb2.DraftRequest] | None = None
         self._pending: _Pending | None = None
         self._release: list[int] = []
+        self._max_budget = 0
         self._trouble = ""
 
     @property
@@ -101,7 +102,7 @@ class DrafterPeer:
             return None
         release, self._release = self._release, []
         self._pending = pending = _Pending(batch.step_id)
-        self._requests.put_nowait(draft_request(batch, release, self._incarnation))
+        self._requests.put_nowait(draft_request(batch, release, self._incarnation, self._max_budget))
         await asyncio.wait({pending.answer}, timeout=self._patience.answer)
         self._pending = None
         if pending.answer.cancelled():
@@ -131,7 +132,9 @@ class DrafterPeer:
             async with open_channel(self.address) as channel:
                 stub = drafter_pb2_grpc.DrafterServiceStub(channel)  # type: ignore[no-untyped-call]
                 request = drafter_pb2.DrafterServiceDescribeRequest()
-                self._check(await stub.Describe(request, timeout=DESCRIBE_TIMEOUT))
+                described = await stub.Describe(request, timeout=DESCRIBE_TIMEOUT)
+                self._check(described)
+                self._max_budget = described.max_budget
                 await self._stream(stub)
             self._note("the drafter ended its stream")
         except Disagreement as error:
@@ -143,6 +146,8 @@ class DrafterPeer:
             return self._patience.disagreement
         except grpc.aio.AioRpcError as error:
             self._note(f"{error.code().name}: {from_rpc_error(error).message}")
+        except Exception as error:  # noqa: BLE001  whatever a drafter does, decoding goes on
+            log.error("the drafter's connection failed", exception=error, address=self.address)
         return None
 
     async def _stream(self, stub: drafter_pb2_grpc.DrafterServiceStub) -> None:
@@ -182,13 +187,14 @@ class DrafterPeer:
             "vocab_size": (drafter.vocab_size, target.vocab_size),
             "feature_layer_ids": (tuple(drafter.feature_layer_ids), target.feature_layers),
             "feature_width": (drafter.feature_width, target.feature_width),
-            "target_head_hash": (drafter.target_head_hash, target.head_hash or drafter.target_head_hash),
         }
         for name, (theirs, ours) in pairs.items():
             if theirs != ours:
                 raise Disagreement(f"{name}: the drafter has {theirs}, the target {ours}", metadata={"field": name})
         if drafter.block_size < 2:
             raise Disagreement(f"block_size: {drafter.block_size} leaves no position to draft")
+        if drafter.max_sequences < target.max_sequences:
+            raise Disagreement(f"max_sequences: the drafter keeps {drafter.max_sequences} of {target.max_sequences}")
 
     def _note(self, trouble: str) -> None:
         """Logs once an outage, not once an attempt."""

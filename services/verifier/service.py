@@ -25,7 +25,6 @@ from services.verifier.servicer import Loaded, VerifierServicer
 from services.verifier.vocabulary import read_vocabulary
 
 SERVICE = "hedgerow.v1.VerifierService"
-MODEL = "model"
 LAST_WORDS = 1.0  # seconds that error updates have to leave a process that is about to end
 log = get_log(__name__)
 
@@ -40,9 +39,8 @@ class Group(NamedTuple):
 async def run(config: VerifierServiceConfig) -> None:
     """Serves until SIGTERM. Raises what makes going on impossible: a checkpoint that cannot be used, a failed step."""
     torch.set_num_threads(config.threads)
-    health = Health([SERVICE])
-    health.report(MODEL, "its weights are being loaded")
     servicer = VerifierServicer(config.outgoing_messages, config.orphan_ms / 1000)
+    health = Health([SERVICE], {"engine": servicer.check})
     serving = serve("verifier", servicer.register, config, health)
     await serve_while(serving, _work(config, servicer, health))
 
@@ -55,8 +53,7 @@ async def _work(config: VerifierServiceConfig, servicer: VerifierServicer, healt
     drafter: Drafter = peer or NoDrafter()
     steps = StepLoop(group.engine, drafter, servicer.deliver)
     described = description(config.model_name, group.model, group.engine, incarnation)
-    servicer.loaded = Loaded(described, group.engine, steps.wake)
-    health.report(MODEL, None)
+    servicer.loaded = Loaded(described, group.engine, steps.wake, steps.trouble)
     others = [] if peer is None else [peer.run()]
     await asyncio.gather(_steps(steps, servicer), _drain(servicer, health), *others)
 
@@ -103,5 +100,6 @@ def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
 def _peer(config: VerifierServiceConfig, model: K2Model, incarnation: bytes) -> DrafterPeer | None:
     if config.drafter is None:
         return None
-    target = Target(model.config.vocab_size, model.feature_layers, model.feature_width)
+    c = model.config
+    target = Target(c.vocab_size, model.feature_layers, model.feature_width, config.max_sequences)
     return DrafterPeer(config.drafter, target, incarnation, Patience(answer=config.draft_timeout_ms / 1000))

@@ -19,6 +19,7 @@ from services.verifier.convert import load_to, refusal, response_to, start_from
 from services.verifier.streams import GatewayStream, GatewayStreams, Outgoing, Pair
 
 INCARNATION_BYTES = 16
+LOADING = "its weights are being loaded"
 log = get_log(__name__)
 
 
@@ -40,11 +41,15 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """The group, once its weights are there. `wake` tells the step loop that there may be work."""
+    """The group, once its weights are there.
+
+    `wake` tells the step loop that there may be work; `trouble` says what is wrong with it, None while nothing is.
+    """
 
     description: verifier_pb2.DescribeResponse
     engine: Engine
     wake: Callable[[], None]
+    trouble: Callable[[], str | None]
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
@@ -101,6 +106,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                     self._settled.clear()
                     await self._settled.wait()
         return verifier_pb2.DrainResponse(running=loaded.engine.load().held_sequences)
+
+    async def check(self) -> str | None:
+        """For health."""
+        return LOADING if self.loaded is None else self.loaded.trouble()
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this service to `server`."""
@@ -206,7 +215,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _require(self) -> Loaded:
         if self.loaded is None:
-            raise Unavailable("verifier", "its weights are being loaded")
+            raise Unavailable("verifier", LOADING)
         return self.loaded
 
 

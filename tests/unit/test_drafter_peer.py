@@ -18,7 +18,7 @@ from services.verifier.peers import DrafterPeer, Patience, Target
 from tests.polling import soon
 
 WIDTH, VOCAB = 8, 100
-TARGET = Target(VOCAB, (1, 3), WIDTH)
+TARGET = Target(VOCAB, (1, 3), WIDTH, max_sequences=32)
 QUICK = Patience(answer=0.2, penalty=0.1, most_penalty=0.4, reconnect=0.02, most_reconnect=0.1, disagreement=0.1)
 
 
@@ -29,6 +29,7 @@ class Drafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.shift = self.described = 0
         self.fits: dict[str, Any] = {
             "vocab_size": VOCAB, "feature_layer_ids": [1, 3], "feature_width": WIDTH, "block_size": 8,
+            "max_budget": 3, "max_sequences": 32,
         }  # fmt: skip
         self.said = dict(self.fits)
         self.open = asyncio.Event()
@@ -86,13 +87,8 @@ async def test_a_request_carries_the_step_and_its_answer_comes_back() -> None:
         assert (answer.step_id, list(answer.trees[0].nodes.tokens), answer.trees[0].sequence) == (1, [7], 5)
         (seen,) = drafter.seen
         (entry,) = seen.sequences
-        assert (entry.feature_position, entry.feature_rows, entry.anchor, entry.budget, entry.topk_cap) == (
-            10,
-            2,
-            42,
-            4,
-            2,
-        )
+        assert (entry.feature_position, entry.feature_rows, entry.anchor, entry.topk_cap) == (10, 2, 42, 2)
+        assert entry.budget == 3, "a budget above the drafter's limit would be refused"
         assert list(seen.release) == [3, 4]
         assert torch.frombuffer(bytearray(seen.features.data), dtype=torch.float32).tolist() == [
             float(n) for n in range(1, 2 * WIDTH + 1)
@@ -113,7 +109,14 @@ async def test_no_drafter_is_no_wait_and_one_that_comes_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"vocab_size": 99}, {"feature_layer_ids": [3, 1]}, {"feature_width": WIDTH + 1}, {"block_size": 1}]
+    "wrong",
+    [
+        {"vocab_size": 99},
+        {"feature_layer_ids": [3, 1]},
+        {"feature_width": WIDTH + 1},
+        {"block_size": 1},
+        {"max_sequences": 31},
+    ],
 )
 async def test_a_drafter_that_does_not_fit_is_not_used_until_it_does(wrong: dict[str, Any]) -> None:
     drafter = Drafter()
