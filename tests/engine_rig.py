@@ -116,9 +116,13 @@ def oracle(jobs: Sequence[Job], texts: dict[str, list[int]], seed: int = 0) -> O
     return Oracle({n: [*job.prompt, *texts[job.name]] for n, job in enumerate(ordered, 1)}, seed)
 
 
+def latent_cache(engine: VerifierEngine) -> LatentCache:
+    assert isinstance(engine.cache, LatentCache)
+    return engine.cache
+
+
 def latents(engine: VerifierEngine, pages: Sequence[int], positions: int) -> torch.Tensor:
     """[layers, positions, width] of the positions 0 .. positions - 1 that lie in `pages`."""
     size = engine.cache.page_size
     slots = [pages[p // size] * size + p % size for p in range(positions)]
-    assert isinstance(engine.cache, LatentCache)
-    return torch.stack([layer[slots] for layer in engine.cache.layers])
+    return torch.stack([layer[slots] for layer in latent_cache(engine).layers])

@@ -13,8 +13,7 @@ from bench.drive import Job, drive_now
 from hedgerow.engine.step import NoDrafter
 from hedgerow.engine.types import DraftAnswer, DraftBatch, Sampling
 from hedgerow.engine.verifier import VerifierEngine
-from hedgerow.model.cache import LatentCache
-from tests.engine_rig import Oracle, Rig, latents, oracle, prompt
+from tests.engine_rig import Oracle, Rig, latent_cache, latents, oracle, prompt
 
 PROMPT, TOKENS = 70, 70
 
@@ -116,8 +115,7 @@ def test_rejected_branch_leaves_nothing_behind(rig: Rig, job: Job) -> None:
     job = replace(job, budget=32)
     expected = rig.plain_all([job])
     engine = rig.engine()
-    cache = engine.cache
-    assert isinstance(cache, LatentCache)
+    cache = latent_cache(engine)
 
     class Spoiled(Oracle):
         async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
