@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
-from hedgerow.client import Client, Step, SyncStream
+from hedgerow.client import Client, Options, Step, SyncStream
 from hedgerow.errors import HedgerowError
 
 ROUNDS = 3
@@ -46,10 +46,15 @@ class Measured:
 
 def open_stream(client: Client, prompt: dict[str, Any], budget: int) -> SyncStream:
     """Starts one generation; `prompt` is an entry of models/demo.json."""
-    options = {"budget": budget, "return_steps": True, **prompt.get("options", {})}
+    options: Options = {
+        "budget": budget,
+        "return_steps": True,
+        "max_tokens": prompt["max_tokens"],
+        "temperature": prompt["temperature"],
+    }
     if "messages" in prompt:
         return client.chat(prompt["messages"], **options)
-    return client.generate(prompt["text"], **options)
+    return client.generate(prompt["prompt"], **options)
 
 
 def measure(client: Client, prompt: dict[str, Any], budget: int) -> Measured:
@@ -65,7 +70,7 @@ def measure(client: Client, prompt: dict[str, Any], budget: int) -> Measured:
 
 def show(client: Client, prompt: dict[str, Any], budget: int, colour: bool) -> None:
     """Streams one generation. On a terminal each step's run has a colour of its own; elsewhere the text is bare."""
-    asked = prompt["messages"][-1]["content"] if "messages" in prompt else prompt["text"]
+    asked = prompt["messages"][-1]["content"] if "messages" in prompt else prompt["prompt"]
     print(f"\n{DIM if colour else ''}{asked}{RESET if colour else ''}", end="\n" if "messages" in prompt else "")
     inks: Iterator[str] = itertools.cycle(COLOURS)
     for chunk in open_stream(client, prompt, budget):
@@ -104,7 +109,7 @@ def table(client: Client, prompts: Sequence[dict[str, Any]], budget: int) -> boo
         same = tree.tokens == plain.tokens
         all_same &= same
         cells = [
-            prompt["title"][:24], len(tree.tokens), tree.steps, f"{tree.per_step:.2f}", f"{tree_rate:.0f}",
+            prompt["id"][:24], len(tree.tokens), tree.steps, f"{tree.per_step:.2f}", f"{tree_rate:.0f}",
             f"{plain_rate:.0f}", f"{tree_rate / plain_rate:.2f}", "yes" if same else "NO",
         ]  # fmt: skip
         print(line.format(*map(str, cells)), flush=True)

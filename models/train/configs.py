@@ -104,8 +104,8 @@ def target_config(s: TargetShape) -> dict[str, object]:
 
 
 def generation_config(s: TargetShape) -> dict[str, object]:
-    """Stop on the end of a turn and on the end of a document."""
-    return {"eos_token_id": [ids.IM_END, ids.EOS], "max_length": s.positions}
+    """Stop on the end of a turn and on the end of a document; chats do not think unless asked (never trained)."""
+    return {"eos_token_id": [ids.IM_END, ids.EOS], "max_length": s.positions, "thinking": False}
 
 
 def drafter_config(s: DrafterShape) -> dict[str, object]:
