@@ -3,8 +3,7 @@
     value[n, 8w + i] = (((words[n, w] >> 4i) & 15) - 8) * scales[n, (8w + i) // 32]          exact in float32
 
 words [..., N, K/8] int32, scales [..., N, K/32] -> values [..., N, K] float32, not rounded to bfloat16 (a bfloat16
-scale
-times a 4-bit integer has 12 significant bits).
+scale times a 4-bit integer has 12 significant bits).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Matrix products whose rows never depend on how many rows there are.
 
-    linear:          y[m, n] = sum_k x[m, k] w[k, n]  (+ residual[m, n])      x [M, K], w [K, N] -> y [M, N]
-    batched_linear:  y[b, m, n] = sum_k x[b, m, k] w[b, k, n]                 x [B, M, K], w [B, K, N] -> y [B, M, N]
+    linear:          y[m, n] = sum_k x[m, k] w[k, n] (+ base[m, n])      x [M, K], w [K, N] -> y [M, N]
+    batched_linear:  y[b, m, n] = sum_k x[b, m, k] w[b, k, n]            x [B, M, K], w [B, K, N] -> y [B, M, N]
 
 A BLAS picks its kernel by the row count M, so one row alone and the same row among seventeen differ in the last bits. A
 `RowLaw` says with which M a product may be called so that they do not: any M >= 4 where MKL honours its strict mode,
@@ -20,7 +20,7 @@ TEST_SHAPES = [(4, 32, 96), (5, 160, 64), (17, 384, 288), (33, 128, 384)]  # (M,
 
 
 class RowLaw(NamedTuple):
-    """The row counts that products are called with: multiples of `tile`, `tile` rows a call; 0: any from `least` on."""
+    """The row counts that products are called with: any from `least` on, or exactly `tile` where that is not 0."""
 
     least: int
     tile: int = 0
@@ -52,18 +52,19 @@ def pad_rows(x: torch.Tensor, rows: int, dim: int = 0) -> torch.Tensor:
 
 
 @op
-def linear(x: torch.Tensor, w: torch.Tensor, law: RowLaw, residual: torch.Tensor | None = None) -> torch.Tensor:
-    assert law.allows(x.shape[0]), "pad the rows first"
-    if law.tile and x.shape[0] > law.tile:
-        y = torch.cat([torch.mm(part, w) for part in x.split(law.tile)])
-    else:
-        y = torch.mm(x, w)
-    return y if residual is None else y.add_(residual)
+def linear(x: torch.Tensor, w: torch.Tensor, law: RowLaw, base: torch.Tensor | None = None) -> torch.Tensor:
+    rows = x.shape[0]
+    assert law.allows(rows), "pad the rows first"
+    if law.tile and rows > law.tile:
+        y = torch.cat([torch.mm(x[i : i + law.tile], w) for i in range(0, rows, law.tile)])
+        return y if base is None else y.add_(base)
+    return torch.mm(x, w) if base is None else torch.mm(x, w).add_(base)
 
 
 @op
 def batched_linear(x: torch.Tensor, w: torch.Tensor, law: RowLaw) -> torch.Tensor:
-    assert law.allows(x.shape[1]), "pad the rows first"
-    if law.tile and x.shape[1] > law.tile:
-        return torch.cat([torch.bmm(part, w) for part in x.split(law.tile, 1)], 1)
+    rows = x.shape[1]
+    assert law.allows(rows), "pad the rows first"
+    if law.tile and rows > law.tile:
+        return torch.cat([torch.bmm(x[:, i : i + law.tile], w) for i in range(0, rows, law.tile)], 1)
     return torch.bmm(x, w)

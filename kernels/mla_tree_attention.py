@@ -4,11 +4,9 @@
 
 q [R, H, W] (scale and W_UK folded in), cache [S, W] (latent | rotated key) -> o [R, H, C], C <= W.
 
-The keys of a row at position p are split at B = 64 * (p // 64): those before B, in order of position, as one product
-that
-every row of a group shares; and the 64 positions from B on, gathered along the row's own path and masked past p.
-Position for
-position this is what plain decoding computes, so a node's bits do not depend on where in a tree it stands.
+The keys of a row at position p are split at B = 64 * (p // 64): those before B in order of position, one product that
+all rows of a group share; and the 64 positions from B on, along the row's own path, masked past p. Position by position
+this is what plain decoding computes, so a row's bits do not depend on where in a tree, a chain or a batch it stands.
 """
 
 from __future__ import annotations
@@ -26,11 +24,12 @@ PAGE = 64
 
 
 class AttentionGroup(NamedTuple):
-    """Rows that share everything before B."""
+    """Rows that share everything before B. In a chain they also share the 64 positions from B on."""
 
     rows: slice | torch.Tensor  # of q
-    before: slice | torch.Tensor | None  # slots of positions 0 .. B-1; None: B is 0
-    tail: torch.Tensor  # [rows * 64] slots of positions B .. B+63 of each row; any slot past the row's position
+    before: int  # B
+    keys: slice | torch.Tensor  # slots of positions 0 .. B-1; of a chain, 0 .. B+63
+    tail: torch.Tensor | None  # [rows * 64] slots of positions B .. B+63 along each row's path; None: a chain
     mask: torch.Tensor  # [rows, 1, 64] 0, and -inf past the row's position
 
 
@@ -38,26 +37,35 @@ class AttentionGroup(NamedTuple):
 def mla_tree_attention(
     q: torch.Tensor, cache: torch.Tensor, groups: Sequence[AttentionGroup], latent: int, law: RowLaw
 ) -> torch.Tensor:
+    heads = q.shape[1]
+    q = pad_rows(q, law.padded(heads), 1)
     if len(groups) == 1:
-        return _attend(q, cache, groups[0], latent, law)
-    out = q.new_empty(q.shape[0], q.shape[1], latent)
+        return _attend(q, cache, groups[0], latent, law)[:, :heads]
+    out = q.new_empty(q.shape[0], heads, latent)
     for group in groups:
-        out[group.rows] = _attend(q[group.rows], cache, group, latent, law)
+        out[group.rows] = _attend(q[group.rows], cache, group, latent, law)[:, :heads]
     return out
 
 
 def _attend(q: torch.Tensor, cache: torch.Tensor, group: AttentionGroup, latent: int, law: RowLaw) -> torch.Tensor:
     rows, heads, width = q.shape
-    near = cache.index_select(0, group.tail).view(rows, PAGE, width)
-    q = pad_rows(q, law.padded(heads), 1)
-    scores = torch.baddbmm(group.mask, q, near.mT)
-    if group.before is None:
-        return torch.bmm(scores.softmax(-1), near[..., :latent])[:, :heads]
-    far = cache[group.before]
-    before = far.shape[0]
-    flat = pad_rows(q.reshape(-1, width), law.padded(q.shape[0] * q.shape[1]))
-    far_scores = linear(flat, far.T, law)[: rows * q.shape[1]].view(rows, -1, before)
-    p = torch.cat([far_scores, scores], -1).softmax(-1)
-    p_far = pad_rows(p.view(-1, before + PAGE)[:, :before], flat.shape[0])
-    context = linear(p_far, far[:, :latent], law)[: rows * q.shape[1]].view(rows, -1, latent)
-    return torch.baddbmm(context, p[..., before:], near[..., :latent])[:, :heads]
+    before, flat = group.before, q.reshape(-1, width)
+    keys = cache[group.keys] if isinstance(group.keys, slice) else cache.index_select(0, group.keys)
+    if group.tail is None:
+        near = keys[before:]
+        scores = linear(flat, near.T, law).view(rows, heads, PAGE).add_(group.mask)
+    else:
+        near = cache.index_select(0, group.tail).view(rows, PAGE, width)
+        scores = torch.baddbmm(group.mask, q, near.mT)
+    if before:
+        far = keys[:before]
+        scores = torch.cat([linear(flat, far.T, law).view(rows, heads, before), scores], -1)
+    p = scores.softmax(-1)
+    p_near = p[..., before:]
+    if group.tail is None:
+        context = linear(p_near.reshape(-1, PAGE), near[:, :latent], law)
+    else:
+        context = torch.bmm(p_near, near[..., :latent]).view(-1, latent)
+    if before:
+        context += linear(p.view(-1, before + PAGE)[:, :before], far[:, :latent], law)
+    return context.view(rows, heads, latent)

@@ -3,9 +3,8 @@
     paths = write_tiny(folder)                 # folder/target, folder/drafter
     model = K2Model.load(paths.target, paths.feature_layers)
 
-The router bias and every norm weight are random: at their initial values a fault in them would go unseen. The
-weights are
-bfloat16 and INT4, as served; `seed` decides them all.
+The router bias and every norm weight are random: at their initial values a fault in them would go unseen. The weights
+are bfloat16 and INT4, as served; `seed` decides them all.
 """
 
 from __future__ import annotations
@@ -163,9 +162,7 @@ def norm(g: torch.Generator, size: int) -> torch.Tensor:
 
 
 def pack_int4(weight: torch.Tensor, shape_dtype: torch.dtype = torch.int32) -> dict[str, torch.Tensor]:
-    """`pack-quantized` tensors of a matrix [N, K]: word w of a row holds k = 8w .. 8w+7, lowest nibble first, as q +
-    8.
-    """
+    """`pack-quantized` tensors of [N, K]: word w of a row holds k = 8w .. 8w+7 as q + 8, lowest nibble first."""
     rows, columns = weight.shape
     groups = weight.float().view(rows, columns // 32, 32)
     scale = (groups.abs().amax(-1) / 7).bfloat16()

@@ -1,8 +1,7 @@
 """config.json of a target (K2 family) and of a DFlash drafter, read into frozen dataclasses.
 
 Sources: the published config.json of Kimi-K2, K2-Thinking, K2.5 and K2.6 (nested in `text_config` from K2.5 on), and
-those of
-DFlash drafters. A field that changes the arithmetic and has no default there has none here.
+those of DFlash drafters. A field that changes the arithmetic and has no default there has none here.
 """
 
 from __future__ import annotations

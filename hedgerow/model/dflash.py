@@ -1,9 +1,8 @@
 """The drafter: DFlash, a block-diffusion model that reads the target's features (arXiv 2602.06036).
 
-A block is the anchor and block_size - 1 masks at positions P .. P+L; row j predicts the token at P+j. Keys and
-values of the
-context come from the target's features of committed positions, strictly before the anchor, which has none yet. They are
-projected once, when they arrive, and do not go through the layers' input norms; the block's own are scratch.
+A block is the anchor and block_size - 1 masks at positions P .. P+L; row j predicts the token at P+j. Keys and values
+of the context come from the target's features of committed positions, strictly before the anchor, which has none yet.
+They are projected once, when they arrive, and do not go through the layers' input norms; the block's own are scratch.
 """
 
 from __future__ import annotations
@@ -120,9 +119,8 @@ class DFlashModel:
     """Immutable once loaded; states belong to their callers. Not bit-invariant: a drafter cannot change the output.
 
     `amplitude` multiplies cos and sin under YaRN. None: what the config says, as Hugging Face reads it
-    (`attention_factor`; else m(mscale) / m(mscale_all_dim); else 0.1 ln(factor) + 1). Published serving code
-    disagrees on
-    this for Kimi's drafter (1.0 or 1.41589): measure the acceptance both ways.
+    (`attention_factor`; else m(mscale) / m(mscale_all_dim); else 0.1 ln(factor) + 1). Published serving code disagrees
+    on this for Kimi's drafter (1.0 or 1.41589): measure the acceptance both ways.
     """
 
     def __init__(self, folder: Path, target_folder: Path, amplitude: float | None = None) -> None:
@@ -227,9 +225,7 @@ class DFlashModel:
         return out.view(-1, groups, heads // groups, block, d).permute(0, 3, 1, 2, 4).reshape(len(x), heads * d)
 
     def mask(self, number: int, context: int, gap: int) -> torch.Tensor | None:
-        """What a block sees of `context` positions that end `gap` before the anchor, and of itself; None:
-        everything.
-        """
+        """What a block sees of `context` positions that end `gap` before the anchor, and of itself; None: all."""
         c = self.config
         window, causal = c.windows[number], c.causal[number]
         if window is None and not causal:

@@ -1,10 +1,7 @@
-"""The target: a K2-family model over a paged latent cache, float32, with rows whose bits depend on nothing but their
-path.
-"""
+"""The target: a K2-family model in float32 over a paged latent cache. A row's bits depend on nothing but its path."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,17 +11,18 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.cache import LatentCache
 from hedgerow.model.config import K2Config
-from hedgerow.model.invariance import choose_row_law
+from hedgerow.model.invariance import Choice, choose_row_law, model_products
 from hedgerow.model.layers import Layer
 from hedgerow.model.layout import build_layout
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.mla import attention
 from hedgerow.model.moe import DenseWeights, dense, moe
-from kernels.linear import RowLaw, linear, pad_rows
+from kernels.linear import RowLaw, batched_linear, pad_rows
 from kernels.rmsnorm import rmsnorm
 from kernels.rope import inverse_frequencies, yarn_frequencies
 
-log = logging.getLogger(__name__)
+# Raised with every change that alters the bits of any row.
+KERNEL_LAW = 1
 
 
 class K2Model:
@@ -54,11 +52,12 @@ class K2Model:
         self.embedding = checkpoint.weight("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
         self.layers = [Layer.load(checkpoint, n, c) for n in range(c.num_hidden_layers)]
         self.norm = checkpoint.weight("model.norm.weight", c.hidden_size)
-        self.head = checkpoint.weight("lm_head.weight", c.vocab_size, c.hidden_size).T
+        self.head = head_blocks(checkpoint.weight("lm_head.weight", c.vocab_size, c.hidden_size))
         self.turns = rotations(c)
         self.checkpoint_hash = checkpoint_hash(checkpoint.folder)
-        self.law = law or choose_row_law([(c.hidden_size, c.q_lora_rank + c.latent_width)])
-        self.kernel_law = f"torch-{self.law.name}"
+        choice = Choice(law, True) if law else choose_row_law(model_products(c), row_widths(c))
+        self.law = choice.law
+        self.kernel_law = f"torch-{KERNEL_LAW}-{choice.name}"
 
     @classmethod
     def load(
@@ -97,16 +96,32 @@ class K2Model:
             if number in self.feature_layers:
                 features[number] = x[:count]
         tapped = [features[number] for number in self.feature_layers]
-        return ForwardOutput(self.logits(x, layout.wanted), torch.cat(tapped, -1) if tapped else torch.empty(count, 0))
-
-    def logits(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """[wanted, vocabulary] of the residual stream x after the last layer."""
-        if len(wanted) == 0:
-            return torch.empty(0, self.config.vocab_size)
-        x = rmsnorm(
-            pad_rows(x.index_select(0, wanted), self.law.padded(len(wanted))), self.norm, self.config.rms_norm_eps
+        return ForwardOutput(
+            self.logits(x, count, layout.wanted), torch.cat(tapped, -1) if tapped else torch.empty(count, 0)
         )
-        return linear(x, self.head, self.law)[: len(wanted)]
+
+    def logits(self, x: torch.Tensor, rows: int, wanted: torch.Tensor | None) -> torch.Tensor:
+        """[wanted, vocabulary] of the residual stream x after the last layer, whose first `rows` rows are real."""
+        if wanted is not None:
+            rows = len(wanted)
+            if rows == 0:
+                return torch.empty(0, self.config.vocab_size)
+            x = pad_rows(x.index_select(0, wanted), self.law.padded(rows))
+        x = rmsnorm(x, self.norm, self.config.rms_norm_eps)
+        blocks = batched_linear(x.expand(len(self.head), -1, -1), self.head, self.law)
+        return blocks.transpose(0, 1).reshape(len(x), -1)[:rows]
+
+
+def row_widths(c: K2Config) -> list[int]:
+    """Widths of the row-wise ops, the router's apart: that is padded."""
+    return [c.intermediate_size, c.moe_intermediate_size, c.moe_intermediate_size * c.n_shared_experts]
+
+
+def head_blocks(head: torch.Tensor) -> torch.Tensor:
+    """[blocks, hidden, vocabulary / blocks]: many narrow products take half the time of a wide one of few rows."""
+    vocabulary, hidden = head.shape
+    width = next(w for w in (256, 128, 64, 32, 1) if vocabulary % w == 0)
+    return head.view(-1, width if width > 1 else vocabulary, hidden).mT.contiguous()
 
 
 def rotations(c: K2Config) -> torch.Tensor:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from hedgerow.model.batch import SequenceRows
 from kernels.mla_tree_attention import PAGE, AttentionGroup
 
-Ints = npt.NDArray[np.int64]
+IN_PAGE = np.arange(PAGE)
+# [64, 1, 64]: what a row sees of its page, by its offset in the page
+MASKS = torch.full((PAGE, PAGE), float("-inf")).triu_(1).unsqueeze(1)
 
 
 class Layout(NamedTuple):
@@ -22,98 +24,98 @@ class Layout(NamedTuple):
     positions: torch.Tensor  # [rows]
     slots: torch.Tensor  # [rows] where each row's latent is written
     groups: Sequence[AttentionGroup]
-    wanted: torch.Tensor  # rows whose logits are needed
+    wanted: torch.Tensor | None  # rows whose logits are needed; None: all
 
 
-class Paths(NamedTuple):
-    """Depth and ancestors of each row of a sequence."""
+@dataclass
+class Draft:
+    """A layout under construction."""
 
-    depth: Ints  # [rows]
-    ancestors: Ints  # [rows, deepest + 1]: the ancestor at each depth, itself at its own; past it: anything valid
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    groups: list[AttentionGroup] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
 
 
 def build_layout(sequences: Sequence[SequenceRows]) -> Layout:
     """The layout of one step over any mix of plain rows, trees and chains."""
-    positions, slots, groups, wanted, first = [], [], [], [], 0
+    draft = Draft()
     for rows in sequences:
-        paths = find_paths(rows.parents)
-        positions.append(rows.prefix + paths.depth)
-        table = (np.asarray(rows.pages, dtype=np.int64)[:, None] * PAGE + np.arange(PAGE)).ravel()
-        slots.append(table[rows.prefix : rows.prefix + len(rows.tokens)])
-        groups += group_rows(rows, paths, positions[-1], table, first)
-        wanted += [first + row for row in rows.want_logits]
-        first += len(rows.tokens)
-    tokens = [token for rows in sequences for token in rows.tokens]
+        first = len(draft.positions)
+        draft.wanted += [first + row for row in rows.want_logits]
+        add = add_chain if is_chain(rows.parents) else add_tree
+        add(draft, rows, first)
+    positions = torch.tensor(draft.positions)
+    masks = MASKS.index_select(0, positions % PAGE)
     return Layout(
-        torch.tensor(tokens, dtype=torch.int64),
-        torch.from_numpy(np.concatenate(positions)),
-        torch.from_numpy(np.concatenate(slots)),
-        groups,
-        torch.tensor(wanted, dtype=torch.int64),
+        torch.tensor([token for rows in sequences for token in rows.tokens]),
+        positions,
+        torch.tensor(draft.slots),
+        [group._replace(mask=masks[group.rows]) for group in draft.groups],
+        None if len(draft.wanted) == len(draft.positions) else torch.tensor(draft.wanted, dtype=torch.int64),
     )
 
 
-def find_paths(parents: Sequence[int]) -> Paths:
-    """Follows `parents` (before their children; -1: right after the prefix)."""
-    rows = len(parents)
-    if list(parents) == list(range(-1, rows - 1)):  # a chain: row r's ancestor at depth d is d
-        order = np.arange(rows)
-        return Paths(order, np.broadcast_to(order, (rows, rows)))
-    depth = [0] * rows
-    for row, parent in enumerate(parents):
-        depth[row] = depth[parent] + 1 if parent >= 0 else 0
-    ancestors = np.zeros((rows, max(depth) + 1), dtype=np.int64)
-    for row, parent in enumerate(parents):
-        if parent >= 0:
-            ancestors[row] = ancestors[parent]
-        ancestors[row, depth[row]] = row
-    return Paths(np.asarray(depth), ancestors)
+def is_chain(parents: Sequence[int]) -> bool:
+    return all(parent == row - 1 for row, parent in enumerate(parents))
 
 
-def group_rows(rows: SequenceRows, paths: Paths, position: Ints, table: Ints, first: int) -> list[AttentionGroup]:
-    """Groups by (start of the position's page, deepest ancestor before it)."""
-    start = position // PAGE * PAGE
-    through = start - 1 - rows.prefix  # depth of that ancestor; negative: only the prefix is before
-    ancestor = np.where(through >= 0, paths.ancestors[np.arange(len(position)), np.maximum(through, 0)], -1)
-    keys = start * (len(position) + 1) + ancestor
-    if (keys == keys[0]).all():
-        return [make_group(rows, paths, position, table, np.arange(len(position)), first)]
-    return [
-        make_group(rows, paths, position, table, np.flatnonzero(keys == key), first)
-        for key in dict.fromkeys(keys.tolist())
-    ]
+def add_chain(draft: Draft, rows: SequenceRows, first: int) -> None:
+    """Position and slot run together, so the rows of a page share all their keys."""
+    start, end = rows.prefix, rows.prefix + len(rows.tokens)
+    for page in range(start // PAGE, (end - 1) // PAGE + 1):
+        low, high = max(start, page * PAGE), min(end, (page + 1) * PAGE)
+        offset = (rows.pages[page] - page) * PAGE
+        draft.positions += range(low, high)
+        draft.slots += range(low + offset, high + offset)
+        members = slice(first + low - start, first + high - start)
+        draft.groups.append(AttentionGroup(members, page * PAGE, whole_pages(rows.pages, page + 1), None, MASKS))
 
 
-def make_group(
-    rows: SequenceRows, paths: Paths, position: Ints, table: Ints, members: Ints, first: int
+def add_tree(draft: Draft, rows: SequenceRows, first: int) -> None:
+    """Groups by (start of the row's page, deepest ancestor before it)."""
+    paths: list[list[int]] = []  # slots of each row's ancestors and itself, by depth
+    members: dict[tuple[int, int], list[int]] = {}
+    for row, parent in enumerate(rows.parents):
+        at = rows.prefix + row
+        paths.append([*(paths[parent] if parent >= 0 else ()), rows.pages[at // PAGE] * PAGE + at % PAGE])
+        position = rows.prefix + len(paths[row]) - 1
+        start = position // PAGE * PAGE
+        crossing = paths[row][start - rows.prefix - 1] if start > rows.prefix else -1
+        members.setdefault((start, crossing), []).append(row)
+        draft.positions.append(position)
+        draft.slots.append(paths[row][-1])
+    for (start, _), group in members.items():
+        draft.groups.append(tree_group(rows, [paths[row] for row in group], group, start, first))
+
+
+def tree_group(
+    rows: SequenceRows, paths: Sequence[list[int]], members: list[int], start: int, first: int
 ) -> AttentionGroup:
-    start = int(position[members[0]]) // PAGE * PAGE
-    span = np.arange(start, start + PAGE)
-    seen = span <= position[members, None]
-    tail = along_path(rows.prefix, paths, members, span, seen)
-    whole = first + members
-    run = bool((np.diff(whole) == 1).all())
-    return AttentionGroup(
-        slice(int(whole[0]), int(whole[-1]) + 1) if run else torch.from_numpy(whole),
-        find_before(rows, paths, table, int(members[0]), start),
-        torch.from_numpy(table[tail].ravel()),
-        torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]),
-    )
+    inner = max(0, start - rows.prefix)  # positions of the path before `start`
+    seen = max(0, rows.prefix - start)  # positions of the prefix from `start` on
+    page = rows.pages[start // PAGE] * PAGE
+    tail = np.empty((len(members), PAGE), dtype=np.int64)
+    tail[:] = page + IN_PAGE
+    for line, path in zip(tail, paths, strict=True):
+        line[seen : seen + len(path) - inner] = path[inner:]
+    keys = whole_pages(rows.pages, (start - inner) // PAGE) if inner == 0 else crossed(rows, paths[0][:inner])
+    one_run = members[-1] - members[0] == len(members) - 1
+    which = slice(first + members[0], first + members[-1] + 1) if one_run else torch.tensor(members) + first
+    return AttentionGroup(which, start, keys, torch.from_numpy(tail.ravel()), MASKS)
 
 
-def along_path(prefix: int, paths: Paths, members: Ints, span: Ints, seen: npt.NDArray[np.bool_]) -> Ints:
-    """Sequence-local slot of each position of `span` for each member; 0 where it is not seen."""
-    depth = np.clip(span - prefix, 0, paths.ancestors.shape[1] - 1)
-    local = np.where(span < prefix, span, prefix + paths.ancestors[members[:, None], depth])
-    return np.where(seen, local, 0)
+def whole_pages(pages: Sequence[int], count: int) -> slice | torch.Tensor:
+    """Slots of the first `count` pages: a slice where they lie side by side."""
+    if count == 0:
+        return slice(0, 0)
+    if all(pages[i] + 1 == pages[i + 1] for i in range(count - 1)):
+        return slice(pages[0] * PAGE, (pages[0] + count) * PAGE)
+    return torch.from_numpy((np.array(pages[:count])[:, None] * PAGE + IN_PAGE).ravel())
 
 
-def find_before(rows: SequenceRows, paths: Paths, table: Ints, member: int, start: int) -> slice | torch.Tensor | None:
-    """Slots of positions 0 .. start-1 on the member's path: a slice where they lie side by side."""
-    if start == 0:
-        return None
-    inner = max(0, start - rows.prefix)
-    slots = table[np.concatenate([np.arange(start - inner), rows.prefix + paths.ancestors[member, :inner]])]
-    if (np.diff(slots) == 1).all():
-        return slice(int(slots[0]), int(slots[-1]) + 1)
-    return torch.from_numpy(slots)
+def crossed(rows: SequenceRows, path: Sequence[int]) -> torch.Tensor:
+    """Slots of the whole prefix, then of `path`."""
+    pages = np.array(rows.pages)[: rows.prefix // PAGE + 1]
+    prefix = (pages[:, None] * PAGE + IN_PAGE).ravel()[: rows.prefix]
+    return torch.from_numpy(np.concatenate([prefix, np.array(path)]))

@@ -35,14 +35,14 @@ class MlaWeights:
         kv_a = checkpoint.weight(base + "kv_a_proj_with_mqa.weight", c.latent_width, c.hidden_size)
         q_b = checkpoint.weight(base + "q_b_proj.weight", heads * (nope + rope), c.q_lora_rank)
         kv_b = checkpoint.weight(base + "kv_b_proj.weight", heads * (nope + value), c.kv_lora_rank)
-        uk, uv = kv_b.view(heads, nope + value, c.kv_lora_rank).split([nope, value], 1)
+        kv_b = kv_b.view(heads, nope + value, c.kv_lora_rank)
         return cls(
             qkv_a=torch.cat([q_a, kv_a]).T.contiguous(),
             q_norm=checkpoint.weight(base + "q_a_layernorm.weight", c.q_lora_rank),
             kv_norm=checkpoint.weight(base + "kv_a_layernorm.weight", c.kv_lora_rank),
             q_b=(q_b * c.softmax_scale).T.contiguous(),
-            uk=uk.contiguous(),
-            uv=uv.mT.contiguous(),
+            uk=kv_b[:, :nope].contiguous(),
+            uv=kv_b[:, nope:].mT.contiguous(),
             o=checkpoint.weight(base + "o_proj.weight", c.hidden_size, heads * value).T.contiguous(),
         )
 
@@ -59,18 +59,15 @@ def attention(
     latent_eps: float,
     law: RowLaw,
 ) -> torch.Tensor:
-    """hidden + Attn(x); x, hidden [R', hidden], the first len(slots) rows real; their latents are written to
-    `slots`.
-    """
-    rows, padded = len(slots), len(x)
+    """hidden + Attn(x); x, hidden [R', hidden]. The first len(slots) rows are real; their latents go to `slots`."""
+    rows, padded, q_end = len(slots), len(x), c.q_lora_rank
     a = linear(x, w.qkv_a, law)
-    q_a, latent, key = a.split([c.q_lora_rank, c.kv_lora_rank, c.qk_rope_head_dim], -1)
-    latent = rmsnorm(latent[:rows], w.kv_norm, latent_eps)
-    kv_write(cache, slots, torch.cat([latent, rope_pairs(key[:rows].contiguous(), turns)], -1))
-    q = linear(rmsnorm(q_a, w.q_norm, latent_eps), w.q_b, law).view(padded, c.num_attention_heads, -1)
-    q_nope, q_rope = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], -1)
-    absorbed = batched_linear(q_nope.transpose(0, 1), w.uk, law).transpose(0, 1)[:rows]
-    q = torch.cat([absorbed, rope_pairs(q_rope[:rows].contiguous(), turns.unsqueeze(1))], -1)
+    latent = rmsnorm(a[:rows, q_end : q_end + c.kv_lora_rank], w.kv_norm, latent_eps)
+    kv_write(cache, slots, torch.cat([latent, rope_pairs(a[:rows, q_end + c.kv_lora_rank :], turns)], -1))
+    q = linear(rmsnorm(a[:, :q_end], w.q_norm, latent_eps), w.q_b, law).view(padded, c.num_attention_heads, -1)
+    nope = c.qk_nope_head_dim
+    absorbed = batched_linear(q[..., :nope].transpose(0, 1), w.uk, law).transpose(0, 1)
+    q = torch.cat([absorbed[:rows], rope_pairs(q[:rows, :, nope:], turns.unsqueeze(1))], -1)
     context = pad_rows(mla_tree_attention(q, cache, groups, c.kv_lora_rank, law), padded)
     value = batched_linear(context.transpose(0, 1), w.uv, law).transpose(0, 1)
     return linear(value.reshape(padded, -1), w.o, law, hidden)

@@ -30,9 +30,7 @@ class DenseWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """Router, shared expert and routed experts of a layer. The router's columns follow the shared expert's: one
-    product.
-    """
+    """Router, shared and routed experts of a layer. The router's columns follow the shared expert's: one product."""
 
     shared_router: torch.Tensor  # [hidden, 2 * shared width + E']
     shared_down: torch.Tensor  # [shared width, hidden]
@@ -58,7 +56,7 @@ class MoeWeights:
             shared_router=torch.cat([shared.gate_up, router], 1).contiguous(),
             shared_down=shared.down,
             bias=torch.cat([bias, bias.new_full((padding,), float("-inf"))]),
-            experts=ExpertWeights(gate_up, down),
+            experts=ExpertWeights.of(gate_up, down),
         )
 
 

@@ -1,8 +1,7 @@
 """Our target against Hugging Face's DeepseekV3ForCausalLM and compressed-tensors, which we did not write.
 
-The peer runs in float32 with experts as q * scale, unpacked by compressed-tensors. Its norms of the latents use
-epsilon 1e-6
-whatever the config says, hence `latent_eps`.
+The peer runs in float32 with experts as q * scale, unpacked by compressed-tensors. Its norms of the latents use epsilon
+1e-6 whatever the config says, hence `latent_eps`.
 """
 
 from __future__ import annotations
