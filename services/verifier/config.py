@@ -33,6 +33,13 @@ class VerifierServiceConfig(ServerConfig):
     run_ahead: int = field(
         default=512, metadata={"min": 1, "max": 1 << 20, "help": "tokens that the store may be behind a sequence"}
     )
+    engine: str = field(
+        default="auto",
+        metadata={
+            "choices": ("auto", "compiled", "torch"),
+            "help": "what computes a step: C compiled for this CPU, torch, or (auto) torch where C does not work",
+        },
+    )
     threads: int = field(default=1, metadata={"min": 1, "max": 256, "help": "threads of one forward pass"})
     draft_timeout_ms: int = field(
         default=500, metadata={"min": 1, "max": 60_000, "help": "longest wait of a step for its trees"}

@@ -22,7 +22,7 @@ from hedgerow.engine.types import (
 )
 from hedgerow.engine.verifier import EngineLoad, VerifierEngine
 from hedgerow.errors import HedgerowError, Internal, Unsupported
-from hedgerow.model.k2 import K2Model
+from hedgerow.model.interface import Target
 from hedgerow.v1 import common_pb2, drafter_pb2, verifier_pb2
 
 # Fields that this version does not serve, and the values that mean "not asked for".
@@ -193,7 +193,7 @@ def draft_answer(response: drafter_pb2.DraftResponse) -> DraftAnswer:
     return DraftAnswer(response.step_id, trees, response.incarnation, response.forward_ns, response.build_ns)
 
 
-def description(name: str, model: K2Model, engine: VerifierEngine, incarnation: bytes) -> verifier_pb2.DescribeResponse:
+def description(name: str, model: Target, engine: VerifierEngine, incarnation: bytes) -> verifier_pb2.DescribeResponse:
     """What this group is."""
     return verifier_pb2.DescribeResponse(
         model=name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -12,7 +12,8 @@ from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.step import Drafter, NoDrafter
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal
-from hedgerow.model.k2 import K2Model
+from hedgerow.model.interface import Target as Model
+from hedgerow.model.select import Engine, load_target
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import serve
@@ -32,7 +33,7 @@ log = get_log(__name__)
 class Group(NamedTuple):
     """The model and its engine."""
 
-    model: K2Model
+    model: Model
     engine: VerifierEngine
 
 
@@ -83,7 +84,7 @@ async def _feature_layers(config: VerifierServiceConfig) -> tuple[int, ...]:
 
 def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
     """Reads the checkpoint. Blocks for as long as that takes; raises HedgerowError with file and field."""
-    model = K2Model.load(config.model_path, layers)
+    model = load_target(config.model_path, layers, cast(Engine, config.engine), config.threads)
     limits = EngineConfig(
         max_sequences=config.max_sequences,
         max_waiting=config.max_waiting,
@@ -97,7 +98,7 @@ def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
     return Group(model, VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids)))
 
 
-def _peer(config: VerifierServiceConfig, model: K2Model, incarnation: bytes) -> DrafterPeer | None:
+def _peer(config: VerifierServiceConfig, model: Model, incarnation: bytes) -> DrafterPeer | None:
     if config.drafter is None:
         return None
     c = model.config
