@@ -25,11 +25,11 @@ class TestGateway:
         self.ended = asyncio.Event()
         self._channel = grpc.aio.insecure_channel(address)
         self.stub = verifier_pb2_grpc.VerifierServiceStub(self._channel)
-        self._changed = asyncio.Condition()
+        self._changed, self._writing = asyncio.Condition(), asyncio.Lock()
 
     async def __aenter__(self) -> TestGateway:
         self.call = self.stub.Attach(wait_for_ready=True)
-        await self.call.write(verifier_pb2.AttachRequest(gateway=os.urandom(16)))
+        await self._write(verifier_pb2.AttachRequest(gateway=os.urandom(16)))
         hello = await self.call.read()
         assert len(hello.incarnation) == 16
         self._reading = asyncio.create_task(self._read())
@@ -59,17 +59,17 @@ class TestGateway:
             session_id=session, epoch=1, attempt=attempt, prompt=prompt, sampling=sampling, speculation=speculation,
             deadline_ms=deadline_ms, committed=committed,
         )  # fmt: skip
-        await self.call.write(verifier_pb2.AttachRequest(start=[start]))
+        await self._write(verifier_pb2.AttachRequest(start=[start]))
 
     async def cancel(self, *sessions: str, attempt: int = 1) -> None:
         """Ends sequences."""
         cancels = [verifier_pb2.CancelSequence(session_id=each, epoch=1, attempt=attempt) for each in sessions]
-        await self.call.write(verifier_pb2.AttachRequest(cancel=cancels))
+        await self._write(verifier_pb2.AttachRequest(cancel=cancels))
 
     async def commit(self, session: str, offset: int, attempt: int = 1) -> None:
         """Acknowledges tokens."""
         commit = verifier_pb2.CommittedOffset(session_id=session, epoch=1, attempt=attempt, offset=offset)
-        await self.call.write(verifier_pb2.AttachRequest(committed=[commit]))
+        await self._write(verifier_pb2.AttachRequest(committed=[commit]))
 
     async def finished(self, sessions: Iterable[str], seconds: float = 60) -> None:
         """Returns when each of `sessions` has had its last update."""
@@ -84,6 +84,10 @@ class TestGateway:
         load: verifier_pb2.GetLoadResponse = await self.stub.GetLoad(verifier_pb2.GetLoadRequest(), timeout=10)
         return load
 
+    async def _write(self, request: verifier_pb2.AttachRequest) -> None:
+        async with self._writing:  # gRPC takes one write at a time
+            await self.call.write(request)
+
     async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(lambda: condition() or self.ended.is_set())
@@ -97,7 +101,7 @@ class TestGateway:
                 self.messages.append(message)
                 commits = [self._take(update) for update in message.updates]
                 if self.acknowledge:
-                    await self.call.write(verifier_pb2.AttachRequest(committed=commits))
+                    await self._write(verifier_pb2.AttachRequest(committed=commits))
                 async with self._changed:
                     self._changed.notify_all()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

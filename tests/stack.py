@@ -142,10 +142,10 @@ class Plain:
     """Plain decoding in this process: one sequence, no drafter, no tree, no wire."""
 
     def __init__(self, models: Models) -> None:
-        from hedgerow.model.k2 import K2Model
+        from hedgerow.model.select import load_target
         from services.verifier.vocabulary import read_vocabulary
 
-        self._model = K2Model.load(models.target, models.feature_layers)
+        self._model = load_target(models.target, models.feature_layers, "auto", 1)  # as the verifier does
         self._vocabulary = read_vocabulary(models.target, self._model.config.vocab_size)
         self.vocab_size, self.feature_width = self._model.config.vocab_size, self._model.feature_width
         self.context = self._model.config.max_position_embeddings
