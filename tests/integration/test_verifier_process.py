@@ -213,7 +213,7 @@ async def test_an_idle_verifier_runs_no_step_and_uses_no_core(verifier: Child, g
 
 async def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_cleanly(tiny: Models, tiny_plain: Plain) -> None:
     with service("verifier", model_path=tiny.target, model_name="drained", grace=30) as child:
-        sampling = common_pb2.SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+        sampling = common_pb2.SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)  # outlasts the signal
         async with TestGateway(address(child)) as gateway:
             await gateway.start("running", PROMPT, sampling)
             await gateway.seen("running", 2)
