@@ -17,6 +17,7 @@ TEST_SHAPES = [(2, 24, 8, 64), (1, 8, 40, 16), (2, 16, 300, 32)]  # (G, Q, N, D)
 
 @op
 def block_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    scale = q.shape[-1] ** -0.5
-    scores = torch.bmm(q * scale, k.mT) if mask is None else torch.baddbmm(mask, q, k.mT, alpha=scale)
+    scores = torch.bmm(q * q.shape[-1] ** -0.5, k.mT)
+    if mask is not None:
+        scores += mask  # baddbmm would take ten times as long here
     return torch.bmm(scores.softmax(-1), v)

@@ -53,10 +53,11 @@ def _attend(q: torch.Tensor, cache: torch.Tensor, group: AttentionGroup, latent:
     keys = cache[group.keys] if isinstance(group.keys, slice) else cache.index_select(0, group.keys)
     if group.tail is None:
         near = keys[before:]
-        scores = linear(flat, near.T, law).view(rows, heads, PAGE).add_(group.mask)
+        scores = linear(flat, near.T, law).view(rows, heads, PAGE)
     else:
         near = cache.index_select(0, group.tail).view(rows, PAGE, width)
-        scores = torch.baddbmm(group.mask, q, near.mT)
+        scores = torch.bmm(q, near.mT)
+    scores += group.mask
     if before:
         far = keys[:before]
         scores = torch.cat([linear(flat, far.T, law).view(rows, heads, before), scores], -1)

@@ -220,6 +220,13 @@ class DraftConfig:
         inner = f.inner("dflash_config") or Fields(f.file, {}, "dflash_config.")
         f.must_be("hidden_act", "silu", "silu")
         f.must_be("attention_bias", False, False)
+        for name, neutral in (
+            ("input_embedding_scale", 1.0),
+            ("output_multiplier", 1.0),
+            ("final_logit_softcapping", None),
+        ):
+            f.must_be(name, neutral, neutral)
+            inner.must_be(name, neutral, neutral)
         if f.values.get("architectures") != ["DFlashDraftModel"]:
             raise f.fail("architectures", "only ['DFlashDraftModel'] is supported")
         where = inner if inner.values.get("block_size") is not None else f

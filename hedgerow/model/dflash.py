@@ -18,6 +18,7 @@ from hedgerow.model.config import DraftConfig
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
 from kernels.block_attention import block_attention
+from kernels.linear import ANY_ROWS, column_blocks, wide_linear
 from kernels.rmsnorm import rmsnorm
 from kernels.rope import inverse_frequencies, rope_halves, yarn_frequencies
 from kernels.swiglu import swiglu
@@ -63,11 +64,16 @@ class LayerContext:
         self.data[:, :, :kept] = old
         self.length = kept
 
+    @property
+    def seen(self) -> int:
+        """Positions of the context that a block right behind it can see."""
+        return self.length if self.keep is None else min(self.length, self.keep)
+
     def with_block(self, kv: torch.Tensor) -> torch.Tensor:
-        """Context then block, [2, kv heads, length + block, head_dim]: the block is written behind, and not kept."""
+        """What is seen, then the block, [2, kv heads, seen + block, head_dim]; the block is scratch, and not kept."""
         end = self.length + self.block
         self.data[:, :, self.length : end] = kv
-        return self.data[:, :, :end]
+        return self.data[:, :, self.length - self.seen : end]
 
 
 class DraftState:
@@ -93,7 +99,7 @@ class DraftLayer:
     qk_norm: torch.Tensor  # [heads + kv heads, head_dim]
     o: torch.Tensor
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
+    gate_up: torch.Tensor  # in `column_blocks`
     down: torch.Tensor
 
     @classmethod
@@ -110,7 +116,7 @@ class DraftLayer:
             qk_norm=torch.cat([q_norm.expand(q, d), k_norm.expand(kv, d)]),
             o=checkpoint.weight(base + "self_attn.o_proj.weight", h, q * d).T.contiguous(),
             mlp_norm=checkpoint.weight(base + "post_attention_layernorm.weight", h),
-            gate_up=torch.cat([checkpoint.weight(f"{base}{n}.weight", rows, h) for n, rows in mlp]).T.contiguous(),
+            gate_up=column_blocks(torch.cat([checkpoint.weight(f"{base}{n}.weight", rows, h) for n, rows in mlp]).T),
             down=checkpoint.weight(base + "mlp.down_proj.weight", h, c.intermediate_size).T.contiguous(),
         )
 
@@ -130,7 +136,8 @@ class DFlashModel:
         if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
             limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
             raise ConfigError(folder / "config.json", "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
-        self.embedding, self.head, self.target_head_hash = borrowed.embedding, borrowed.head.T, borrowed.hash
+        self.embedding, self.target_head_hash = borrowed.embedding, borrowed.hash
+        self.head = column_blocks(borrowed.head.T)
         self.feature_layers, self.block_size = c.target_layer_ids, c.block_size
         self.feature_width = len(c.target_layer_ids) * c.hidden_size
         self.vocab_size = c.vocab_size
@@ -143,7 +150,9 @@ class DFlashModel:
         self.k_norms = torch.stack([layer.qk_norm[-1] for layer in self.layers]).unsqueeze(1)
         self.cos, self.sin = rotary_tables(c, amplitude)
         self.checkpoint_hash = checkpoint_hash(folder)
-        self._masks: dict[tuple[int, int, int], torch.Tensor | None] = {}
+        self.masks = [
+            self.mask(w - 1, 0, w, causal) if w else None for w, causal in zip(c.windows, c.causal, strict=True)
+        ]
 
     @classmethod
     def load(cls, folder: Path, target_folder: Path, amplitude: float | None = None) -> DFlashModel:
@@ -186,7 +195,7 @@ class DFlashModel:
         cos, sin = self.cos[at].unsqueeze(1), self.sin[at].unsqueeze(1)
         for number, layer in enumerate(self.layers):
             x = torch.addmm(x, self.attention(number, layer, x, states, positions, cos, sin), layer.o)
-            act = swiglu(rmsnorm(x, layer.mlp_norm, c.rms_norm_eps) @ layer.gate_up)
+            act = swiglu(wide_linear(rmsnorm(x, layer.mlp_norm, c.rms_norm_eps), layer.gate_up, ANY_ROWS))
             x = torch.addmm(x, act, layer.down)
         return rmsnorm(x.view(count, c.block_size, -1)[:, 1:], self.norm, c.rms_norm_eps)
 
@@ -197,7 +206,7 @@ class DFlashModel:
         """
         with torch.inference_mode():
             hidden = self.hidden(states, anchors, positions)
-            return (hidden.flatten(0, 1) @ self.head).view(len(states), self.block_size - 1, -1)
+            return wide_linear(hidden.flatten(0, 1), self.head, ANY_ROWS).view(len(states), self.block_size - 1, -1)
 
     def attention(
         self,
@@ -220,30 +229,27 @@ class DFlashModel:
         out = torch.empty_like(q)
         for s, (state, position) in enumerate(zip(states, positions, strict=True)):
             keys, values = state.layers[number].with_block(kv[s])
-            mask = self.mask(number, state.layers[number].length, position - state.end)
+            mask = self.block_mask(number, state.layers[number].seen, position - state.end)
             out[s] = block_attention(q[s], keys, values, mask)
         return out.view(-1, groups, heads // groups, block, d).permute(0, 3, 1, 2, 4).reshape(len(x), heads * d)
 
-    def mask(self, number: int, context: int, gap: int) -> torch.Tensor | None:
+    def block_mask(self, number: int, context: int, gap: int) -> torch.Tensor | None:
         """What a block sees of `context` positions that end `gap` before the anchor, and of itself; None: all."""
+        window, causal, widest = self.config.windows[number], self.config.causal[number], self.masks[number]
+        if widest is not None and gap == 0:
+            return widest[:, widest.shape[1] - context - self.block_size :]
+        return self.mask(context, gap, window, causal) if window or causal else None
+
+    def mask(self, context: int, gap: int, window: int | None, causal: bool) -> torch.Tensor:
+        """[query heads of a KV head * block, context + block], 0 or -inf."""
         c = self.config
-        window, causal = c.windows[number], c.causal[number]
-        if window is None and not causal:
-            return None
-        key = (number, context, gap)
-        if key not in self._masks:
-            if len(self._masks) > 4096:
-                self._masks.clear()
-            row = torch.arange(c.block_size).unsqueeze(1)
-            column = torch.cat([torch.arange(-context - gap, -gap), torch.arange(c.block_size)])
-            seen = torch.ones(c.block_size, len(column), dtype=torch.bool)
-            if causal:
-                seen &= column <= row
-            if window is not None:
-                seen &= (row - column).abs() < window
-            mask = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
-            self._masks[key] = mask.repeat(c.num_attention_heads // c.num_key_value_heads, 1)
-        return self._masks[key]
+        row = torch.arange(c.block_size).unsqueeze(1)
+        column = torch.cat([torch.arange(-context - gap, -gap), torch.arange(c.block_size)])
+        hidden = column > row if causal else torch.zeros(c.block_size, len(column), dtype=torch.bool)
+        if window is not None:
+            hidden = hidden | ((row - column).abs() >= window)
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        return mask.repeat(c.num_attention_heads // c.num_key_value_heads, 1)
 
 
 def rotary_tables(c: DraftConfig, amplitude: float | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,7 +17,7 @@ from hedgerow.model.layout import build_layout
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.mla import attention
 from hedgerow.model.moe import DenseWeights, dense, moe
-from kernels.linear import RowLaw, batched_linear, pad_rows
+from kernels.linear import RowLaw, column_blocks, pad_rows, wide_linear
 from kernels.rmsnorm import rmsnorm
 from kernels.rope import inverse_frequencies, yarn_frequencies
 
@@ -52,7 +52,7 @@ class K2Model:
         self.embedding = checkpoint.weight("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
         self.layers = [Layer.load(checkpoint, n, c) for n in range(c.num_hidden_layers)]
         self.norm = checkpoint.weight("model.norm.weight", c.hidden_size)
-        self.head = head_blocks(checkpoint.weight("lm_head.weight", c.vocab_size, c.hidden_size))
+        self.head = column_blocks(checkpoint.weight("lm_head.weight", c.vocab_size, c.hidden_size).T)
         self.turns = rotations(c)
         self.checkpoint_hash = checkpoint_hash(checkpoint.folder)
         choice = Choice(law, True) if law else choose_row_law(model_products(c), row_widths(c))
@@ -108,20 +108,12 @@ class K2Model:
                 return torch.empty(0, self.config.vocab_size)
             x = pad_rows(x.index_select(0, wanted), self.law.padded(rows))
         x = rmsnorm(x, self.norm, self.config.rms_norm_eps)
-        blocks = batched_linear(x.expand(len(self.head), -1, -1), self.head, self.law)
-        return blocks.transpose(0, 1).reshape(len(x), -1)[:rows]
+        return wide_linear(x, self.head, self.law)[:rows]
 
 
 def row_widths(c: K2Config) -> list[int]:
     """Widths of the row-wise ops, the router's apart: that is padded."""
     return [c.intermediate_size, c.moe_intermediate_size, c.moe_intermediate_size * c.n_shared_experts]
-
-
-def head_blocks(head: torch.Tensor) -> torch.Tensor:
-    """[blocks, hidden, vocabulary / blocks]: many narrow products take half the time of a wide one of few rows."""
-    vocabulary, hidden = head.shape
-    width = next(w for w in (256, 128, 64, 32, 1) if vocabulary % w == 0)
-    return head.view(-1, width if width > 1 else vocabulary, hidden).mT.contiguous()
 
 
 def rotations(c: K2Config) -> torch.Tensor:

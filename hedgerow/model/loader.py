@@ -12,7 +12,7 @@ import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +23,7 @@ from kernels.int4 import int4_unpack
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+NOT_TEXT = ("vision_tower.", "mm_projector.")
 GROUP = 32  # weights that share a scale
 
 
@@ -98,18 +99,21 @@ class Checkpoint:
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
-    """Tensor name -> file, from the index or the single file."""
+    """Name of each tensor of the text model -> its file, from the index or the single file."""
     index = folder / INDEX
     if index.exists():
         names = Fields.read(index).inner("weight_map")
         if names is None or not all(isinstance(v, str) for v in names.values.values()):
             raise CheckpointError(index, "", "a weight_map of names to files", "absent or malformed")
-        return {name: folder / file for name, file in names.values.items()}
+        for name, file in names.values.items():
+            if Path(file).name != file:
+                raise CheckpointError(index, name, "a file of this folder", file)
+        return {name: folder / file for name, file in names.values.items() if not name.startswith(NOT_TEXT)}
     single = folder / SINGLE
     return dict.fromkeys(read_header(single), single)
 
 
-def read_header(path: Path) -> dict[str, dict[str, object]]:
+def read_header(path: Path) -> dict[str, Any]:
     """The JSON header of a safetensors file, without its metadata."""
     try:
         with path.open("rb") as file:
@@ -122,8 +126,10 @@ def read_header(path: Path) -> dict[str, dict[str, object]]:
         raise CheckpointError(path, "", "the file", "missing") from None
     except ValueError as error:
         raise CheckpointError(path, "", "a safetensors header", str(error)) from None
+    if not isinstance(header, dict):
+        raise CheckpointError(path, "", "a safetensors header", type(header).__name__)
     header.pop("__metadata__", None)
-    return header  # type: ignore[no-any-return]
+    return header
 
 
 def check_whole(path: Path) -> None:
@@ -131,8 +137,11 @@ def check_whole(path: Path) -> None:
     header = read_header(path)
     with path.open("rb") as file:
         start = 8 + int(struct.unpack("<Q", file.read(8))[0])
-    ends = [entry["data_offsets"][1] for entry in header.values()]  # type: ignore[index]
-    expected, actual = start + max(ends, default=0), path.stat().st_size
+    try:
+        expected = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (KeyError, IndexError, TypeError):
+        raise CheckpointError(path, "", "a safetensors header", "an entry without data_offsets") from None
+    actual = path.stat().st_size
     if actual != expected:
         raise CheckpointError(path, "", f"{expected} bytes", f"{actual} bytes")
 

@@ -9,7 +9,7 @@ import torch
 from hedgerow.model.config import K2Config
 from hedgerow.model.loader import Checkpoint
 from kernels.int4_moe import ExpertWeights, int4_moe
-from kernels.linear import RowLaw, linear, pad_rows
+from kernels.linear import RowLaw, column_blocks, linear, pad_rows, wide_linear
 from kernels.moe_route import ROUTER_MULTIPLE, moe_route
 from kernels.swiglu import swiglu
 
@@ -18,14 +18,20 @@ from kernels.swiglu import swiglu
 class DenseWeights:
     """SwiGLU: gate and up side by side."""
 
-    gate_up: torch.Tensor  # [hidden, 2 * width]
+    gate_up: torch.Tensor  # [hidden, 2 * width], in `column_blocks`
     down: torch.Tensor  # [width, hidden]
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, base: str, width: int, hidden: int) -> DenseWeights:
-        parts = [checkpoint.weight(f"{base}{name}.weight", width, hidden) for name in ("gate_proj", "up_proj")]
-        down = checkpoint.weight(f"{base}down_proj.weight", hidden, width)
-        return cls(torch.cat(parts).T.contiguous(), down.T.contiguous())
+        gate_up, down = load_swiglu(checkpoint, base, width, hidden)
+        return cls(column_blocks(gate_up), down)
+
+
+def load_swiglu(checkpoint: Checkpoint, base: str, width: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[gate | up] as [hidden, 2 * width], and down as [width, hidden]."""
+    parts = [checkpoint.weight(f"{base}{name}.weight", width, hidden) for name in ("gate_proj", "up_proj")]
+    down = checkpoint.weight(f"{base}down_proj.weight", hidden, width)
+    return torch.cat(parts).T.contiguous(), down.T.contiguous()
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class MoeWeights:
     @classmethod
     def load(cls, checkpoint: Checkpoint, base: str, c: K2Config) -> MoeWeights:
         hidden, width, count = c.hidden_size, c.moe_intermediate_size, c.n_routed_experts
-        shared = DenseWeights.load(checkpoint, base + "shared_experts.", width * c.n_shared_experts, hidden)
+        shared, shared_down = load_swiglu(checkpoint, base + "shared_experts.", width * c.n_shared_experts, hidden)
         padding = -count % ROUTER_MULTIPLE
         router = checkpoint.weight(base + "gate.weight", count, hidden)
         router = torch.cat([router, router.new_zeros(padding, hidden)]).T
@@ -53,8 +59,8 @@ class MoeWeights:
             gate_up[e, :, width:] = checkpoint.expert(name + "up_proj", width, hidden, c.int4_experts).T
             down[e] = checkpoint.expert(name + "down_proj", hidden, width, c.int4_experts).T
         return cls(
-            shared_router=torch.cat([shared.gate_up, router], 1).contiguous(),
-            shared_down=shared.down,
+            shared_router=torch.cat([shared, router], 1).contiguous(),
+            shared_down=shared_down,
             bias=torch.cat([bias, bias.new_full((padding,), float("-inf"))]),
             experts=ExpertWeights.of(gate_up, down),
         )
@@ -62,7 +68,7 @@ class MoeWeights:
 
 def dense(w: DenseWeights, x: torch.Tensor, hidden: torch.Tensor, law: RowLaw) -> torch.Tensor:
     """hidden + MLP(x)."""
-    return linear(swiglu(linear(x, w.gate_up, law)), w.down, law, hidden)
+    return linear(swiglu(wide_linear(x, w.gate_up, law)), w.down, law, hidden)
 
 
 def moe(w: MoeWeights, x: torch.Tensor, hidden: torch.Tensor, rows: int, c: K2Config, law: RowLaw) -> torch.Tensor:

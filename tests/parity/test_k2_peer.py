@@ -54,7 +54,8 @@ def peer_expert(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     """compressed-tensors' own unpacking and product, float32."""
     size = torch.Size(tensors[name + ".weight_shape"].tolist())
     codes = unpack_from_int32(tensors[name + ".weight_packed"], 4, size)
-    return dequantize(codes.float(), tensors[name + ".weight_scale"].float(), args=INT4)
+    product: torch.Tensor = dequantize(codes.float(), tensors[name + ".weight_scale"].float(), args=INT4)
+    return product
 
 
 def peer_state(tensors: dict[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
@@ -75,7 +76,8 @@ def peer_model(folder: Path, shape: TinyTarget) -> Any:
     config.pop("model_type")
     peer_config = DeepseekV3Config(**config, num_mtp_layers=0)
     peer_config._attn_implementation = "eager"
-    peer = DeepseekV3ForCausalLM(peer_config).eval().float()
+    peer: Any = DeepseekV3ForCausalLM(peer_config)
+    peer = peer.eval().float()
     peer.load_state_dict(peer_state(checkpoint_tensors(folder), shape.experts), strict=True)
     return peer
 

@@ -57,8 +57,11 @@ def decode_plainly(model: K2Model, tokens: list[int], pages: Sequence[int]) -> P
 
 def latents(cache: LatentCache, pages: Sequence[int], count: int) -> torch.Tensor:
     """The sequence's first `count` cached vectors, [layers, count, width]."""
-    slots = [pages[i // PAGE] * PAGE + i % PAGE for i in range(count)]
-    return cache.data[:, slots].clone()
+    return cache.data[:, [slot(pages, i) for i in range(count)]].clone()
+
+
+def slot(pages: Sequence[int], at: int) -> int:
+    return pages[at // PAGE] * PAGE + at % PAGE
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +156,10 @@ def test_compaction_leaves_the_cache_of_plain_decoding(model: K2Model, plain: Pl
     for depth, row in enumerate(path):
         tokens[row] = plain.tokens[prefix + depth]
     cache, pages = model.new_cache(5), [2, 4, 0]
-    slot = lambda at: pages[at // PAGE] * PAGE + at % PAGE  # noqa: E731
     model.forward([chain(plain.tokens, 0, prefix, pages, wanted=False)], cache)
     out = model.forward([SequenceRows(prefix, pages, tokens, parents, path)], cache)
     assert torch.equal(out.logits, plain.logits[prefix : prefix + len(path)])
-    cache.copy([slot(prefix + row) for row in path], [slot(prefix + depth) for depth in range(len(path))])
+    cache.copy([slot(pages, prefix + row) for row in path], [slot(pages, prefix + i) for i in range(len(path))])
     end = prefix + len(path)
     assert torch.equal(latents(cache, pages, end), plain.latents[:, :end])
     after = model.forward([chain(plain.tokens, end, end + 1, pages)], cache)
