@@ -93,7 +93,7 @@ class TestGateway:
             await self._changed.wait_for(lambda: condition() or self.ended.is_set())
         if not condition():
             await self._reading  # raises what it ended with
-            raise AssertionError(f"the stream ended first: {await self.call.code()}")
+            raise AssertionError(f"the stream ended first: {await self.call.code()} {await self.call.details()}")
 
     async def _read(self) -> None:
         try:

@@ -19,6 +19,9 @@ from services.verifier.convert import load_to, refusal, response_to, start_from
 from services.verifier.streams import GatewayStream, GatewayStreams, Outgoing, Pair
 
 INCARNATION_BYTES = 16
+# A gateway whose write meets the end of its stream loses what it has not read (grpc.aio drops it with the call); so the
+# stream stays open for as long as the acknowledgement of its last tokens takes.
+LINGER = 1.0
 LOADING = "its weights are being loaded"
 log = get_log(__name__)
 
@@ -121,7 +124,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         if any(update.finish is not Finish.NONE for update in result.updates):
             self._settled.set()
             if self.draining:
-                self._end_idle_streams()
+                asyncio.get_running_loop().call_later(LINGER, self._end_idle_streams)
 
     def drain(self) -> None:
         """No new sequences from here on. Streams end once their sequences have."""
