@@ -124,9 +124,8 @@ def up(models: Models, data: Path) -> subprocess.Popen[str]:
         sys.executable, "-m", "hedgerow.cli", "up", "--model", str(models.target), "--no-drafter",
         "--listen", "127.0.0.1:0", "--data", str(data),
     ]  # fmt: skip
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=dict(os.environ)
-    )
+    env = {**os.environ, "HEDGEROW_ADDRESS": "nowhere:1"}  # a user's own; services stop at variables they do not know
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("hedgerow is up"):

@@ -1,0 +1,75 @@
+"""What `hedgerow up` makes of its options, and what it says where it cannot run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+import hedgerow
+from hedgerow.cli import up
+from hedgerow.cli.supervisor import StackConfig, find_checkout, parse_address
+from hedgerow.errors import InvalidRequest, Unavailable
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def config(root: Path, *options: str) -> StackConfig:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    return up.stack_config(parser.parse_args(options), root)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder like a checkout, with two models and one drafter."""
+    for name in ("models/sapling", "models/sapling-dflash", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path
+
+
+def test_without_options_it_serves_the_bundled_pair(checkout: Path) -> None:
+    chosen = config(checkout)
+    assert chosen.model == checkout / "models/sapling"
+    assert chosen.drafter == checkout / "models/sapling-dflash"
+    assert (chosen.listen, chosen.data, chosen.budget) == ("127.0.0.1:7411", checkout / ".hedgerow", None)
+
+
+def test_a_model_without_its_drafter_needs_a_word(checkout: Path) -> None:
+    with pytest.raises(InvalidRequest, match="--no-drafter decodes without one"):
+        config(checkout, "--model", str(checkout / "other"))
+    assert config(checkout, "--model", str(checkout / "other"), "--no-drafter").drafter is None
+    named = config(checkout, "--model", str(checkout / "other"), "--drafter", str(checkout / "models/sapling-dflash"))
+    assert named.drafter == checkout / "models/sapling-dflash"
+
+
+def test_a_negative_budget_is_refused(checkout: Path) -> None:
+    with pytest.raises(InvalidRequest, match="--budget: -1 is not allowed: at least 0"):
+        config(checkout, "--budget", "-1")
+    assert config(checkout, "--budget", "0").budget == 0
+
+
+@pytest.mark.parametrize("address", ["7411", ":7411", "localhost", "localhost:http", "localhost:70000", ""])
+def test_an_address_is_a_host_and_a_port(address: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_address(address)
+
+
+def test_addresses_of_both_kinds_are_read() -> None:
+    assert parse_address("0.0.0.0:0") == ("0.0.0.0", 0)
+    assert parse_address("[::1]:7411") == ("::1", 7411)
+
+
+def test_the_checkout_is_found_from_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_checkout() == ROOT
+
+
+def test_outside_of_a_checkout_it_says_what_to_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hedgerow, "__file__", str(tmp_path / "site-packages" / "hedgerow" / "__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Unavailable, match="clone the Hedgerow repository"):
+        find_checkout()
+    monkeypatch.chdir(ROOT)
+    assert find_checkout() == ROOT
