@@ -126,15 +126,19 @@ class Child:
             process.kill()
             self._changed.wait_for(lambda: self._process is not process, 10)
 
-    def stop(self, grace: float) -> int | None:
-        """SIGTERM, and SIGKILL after `grace` seconds. Returns the exit code; None if it was not running."""
-        self._stopping.set()
-        if self._thread.ident is None:
-            return None
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once: a second one would end a service in the middle of its drain. Returns at once."""
         with self._changed:
-            if self._process is not None:
+            if self._process is not None and not self._stopping.is_set():
                 self._process.terminate()
                 self._process.send_signal(signal.SIGCONT)  # a stopped process would never see the SIGTERM
+            self._stopping.set()
+
+    def stop(self, grace: float) -> int | None:
+        """`ask_to_stop`, and SIGKILL after `grace` seconds. Returns the exit code; None if it was never started."""
+        self.ask_to_stop()
+        if self._thread.ident is None:
+            return None
         self._thread.join(grace)
         with self._changed:
             if self._process is not None:

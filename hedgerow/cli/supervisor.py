@@ -29,7 +29,7 @@ from hedgerow.errors import InvalidRequest, Unavailable
 
 # The gateway last: before the verifier is there it could only wait, on a core that a loading model wants.
 START_ORDER = (("kvstore", "drafter", "verifier"), ("gateway",))
-STOP_ORDER = ("gateway", "verifier", "drafter", "kvstore")
+STOP_ORDER = (("gateway",), ("verifier", "drafter", "kvstore"))
 
 # Below Linux' ephemeral range: no outgoing connection can take a child's port while the child is down.
 _PORTS = range(20000, 30000)
@@ -109,10 +109,13 @@ class Stack:
             raise
 
     def stop(self) -> None:
-        """Stops everything in order: the gateway first, which ends its streams, and the store last."""
-        for name in STOP_ORDER:
-            if name in self._children:
-                self._children[name].stop(self.config.grace + 2)
+        """Stops everything in order: the gateway first, which ends its streams, and Redis last."""
+        for together in STOP_ORDER:
+            stopping = [self._children[name] for name in together if name in self._children]
+            for child in stopping:
+                child.ask_to_stop()
+            for child in stopping:
+                child.stop(self.config.grace + 2)
         self._exits.close()
 
     def address(self, name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
+from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout, parse_address
 from hedgerow.errors import HedgerowError, InvalidRequest
 
 BUNDLED = Path("models") / "sapling"
@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
 def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
     """What the options ask for, in the checkout `root`. Raises InvalidRequest."""
     model: Path = args.model or root / BUNDLED
+    parse_address(args.listen)
     if args.budget is not None and args.budget < 0:
         raise InvalidRequest("--budget", args.budget, "at least 0")
     return StackConfig(
