@@ -20,11 +20,11 @@ up: ## start the stack on this machine and leave it running until Ctrl-C
 	@$(PYTHON) deploy/setup.py run
 	@$(VENV)/python -m hedgerow.cli up
 
-test: setup ## every test that runs without a GPU, and three minutes of exactness
-	@echo "test: the suites, about 6 minutes on two cores"
+test: setup ## every test that runs without a GPU, and two minutes of exactness
+	@echo "test: the suites, about 8 minutes on two cores"
 	@$(VENV)/python -m pytest -q -m "not gpu and not slow" tests
-	@echo "test: a rotating slice of the exactness run, at most 3 minutes"
-	@$(VENV)/python -m bench.exactness slice --seconds 170
+	@echo "test: a rotating slice of the exactness run, at most 2 minutes"
+	@$(VENV)/python -m bench.exactness slice --seconds 120
 
 check: setup ## formatting, lint, types, import directions, protos, generated code
 	@$(VENV)/ruff format --check .

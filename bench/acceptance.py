@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("bench/results/acceptance.json"))
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
-    subjects = Subjects.read(args.model, args.drafter, args.heads, most_tokens=2048)
+    subjects = Subjects.read(args.model, args.drafter, args.heads, most_tokens=2048, engine="auto")
     chosen = range(min(args.prompts, len(subjects.prompts)))
     print(
         f"{len(chosen)} held-out heads, {args.tokens} tokens each: tokens per step, mean (10 %, 50 %, 90 % of prompts)"

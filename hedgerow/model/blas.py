@@ -12,6 +12,8 @@ PINNED = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
+pinned: dict[str, str] = {}  # what `pin_blas` found or set, for the log
+
 
 def pin_blas(environ: MutableMapping[str, str]) -> None:
     """Sets the variables of PINNED in `environ`, which must be the process's own, before torch is imported.
@@ -25,3 +27,4 @@ def pin_blas(environ: MutableMapping[str, str]) -> None:
         raise RuntimeError(f"pin_blas() must set {', '.join(missing)} before torch is imported")
     for name in missing:
         environ[name] = PINNED[name]
+    pinned.update({name: environ[name] for name in PINNED})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from hedgerow.model.blas import pinned
 from hedgerow.model.config import K2Config
 from kernels.linear import MIN_4, TILE_16, RowLaw, batched_linear, linear, pad_rows
 from kernels.mla_tree_attention import PAGE
@@ -70,7 +70,7 @@ def choose_row_law(products: Sequence[Product], widths: Sequence[int]) -> Choice
 def report(law: RowLaw, threads: int, asked: int, reasons: Sequence[str], seconds: float) -> None:
     torch.set_num_threads(threads)
     level = logging.WARNING if reasons else logging.INFO
-    mode = os.environ.get("MKL_CBWR", "unset")
+    mode = pinned.get("MKL_CBWR", "not pinned")
     log.log(
         level,
         "row law %s, %d of %d threads, MKL_CBWR %s, checked in %.0f ms%s",
