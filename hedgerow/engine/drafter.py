@@ -16,7 +16,7 @@ import torch
 
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, TreeNodes
 from hedgerow.errors import InvalidRequest
-from hedgerow.model.dflash import DFlashModel, DraftState
+from hedgerow.model.interface import Context, Draft
 from kernels.tree_build import candidates, top_logprobs, tree_build
 
 NO_NODES = TreeNodes((), (), ())
@@ -42,12 +42,12 @@ class DrafterEngine:
     `incarnation`: 16 random bytes, new whenever all state is gone.
     """
 
-    def __init__(self, model: DFlashModel, config: DrafterConfig) -> None:
+    def __init__(self, model: Draft, config: DrafterConfig) -> None:
         self.config = config
         self._model = model
         self._depth = model.block_size - 1
         self._reach = model.config.max_position_embeddings  # positions that the model can stand at
-        self._states: OrderedDict[int, DraftState] = OrderedDict()  # least recently used first
+        self._states: OrderedDict[int, Context] = OrderedDict()  # least recently used first
         self.incarnation = os.urandom(16)
         for size in BUILD_SIZES[: BUILD_SIZES.index(_build_size(config.max_budget)) + 1]:
             candidates(self._depth, size, torch.device("cpu"))

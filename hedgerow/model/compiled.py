@@ -102,13 +102,11 @@ class CompiledK2:
         for layer in feature_layers:
             if not 0 <= layer < c.num_hidden_layers:
                 raise InvalidRequest("feature_layers", layer, f"within the target's {c.num_hidden_layers} layers")
-        if not 1 <= threads <= 256:
-            raise InvalidRequest("threads", threads, "1 to 256")
         check_sizes(c, checkpoint.folder / "config.json")
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
         self.checkpoint_hash = checkpoint_hash(checkpoint.folder)
-        self.threads = threads
+        self.threads = checked_threads(threads)
         self._library, self._packer = library, Packer(library.lanes)
         self._model = self._describe(checkpoint, c.rms_norm_eps if latent_eps is None else latent_eps)
         self._engine = library.functions.target_open(self._model, threads)
@@ -182,6 +180,13 @@ class CompiledK2:
             cos=p.keep(turns[0]), sin=p.keep(turns[1]),
             head=p.matrix(checkpoint.weight("lm_head.weight", c.vocab_size, c.hidden_size)),
         )  # fmt: skip
+
+
+def checked_threads(threads: int) -> int:
+    """InvalidRequest where they are none or absurd."""
+    if not 1 <= threads <= 256:
+        raise InvalidRequest("threads", threads, "1 to 256")
+    return threads
 
 
 def plan_words(rows: Sequence[SequenceRows]) -> array[int]:

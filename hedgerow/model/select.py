@@ -13,9 +13,11 @@ from typing import Literal
 
 from hedgerow.errors import HedgerowError
 from hedgerow.model.compiled import BUILDS, CompiledK2
-from hedgerow.model.interface import Target
+from hedgerow.model.compiled_dflash import CompiledDFlash
+from hedgerow.model.dflash import DFlashModel
+from hedgerow.model.interface import Draft, Target
 from hedgerow.model.k2 import K2Model
-from hedgerow.model.selfcheck import check_target
+from hedgerow.model.selfcheck import check_drafter, check_target
 
 log = logging.getLogger(__name__)
 Engine = Literal["auto", "compiled", "torch"]
@@ -38,5 +40,23 @@ def load_target(
         if engine == "compiled":
             raise
         log.warning("the target runs on PyTorch, the compiled engine is not used: %s", error)
+        return reference
+    return compiled
+
+
+def load_drafter(
+    folder: Path, target_folder: Path, engine: Engine = "auto", threads: int = 1, builds: Path = BUILDS
+) -> Draft:
+    """The drafter in `folder` for the target in `target_folder`; the rest as in `load_target`."""
+    reference = DFlashModel.load(folder, target_folder)
+    if engine == "torch":
+        return reference
+    try:
+        compiled = CompiledDFlash.load(folder, target_folder, threads=threads, builds=builds)
+        check_drafter(compiled, reference)
+    except (HedgerowError, MemoryError) as error:
+        if engine == "compiled":
+            raise
+        log.warning("the drafter runs on PyTorch, the compiled engine is not used: %s", error)
         return reference
     return compiled

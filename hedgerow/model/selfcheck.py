@@ -13,7 +13,7 @@ import torch
 from hedgerow.errors import HedgerowError
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.compiled import CompiledK2
-from hedgerow.model.interface import Target
+from hedgerow.model.interface import Draft, Target
 
 TOLERANCE = 1e-4  # of a logit, or of the logits' standard deviation where that is above 1
 PROMPT = 70  # crosses a page
@@ -44,6 +44,23 @@ def check_target(model: CompiledK2, reference: Target) -> None:
     alone = plain_logits(model, prompt, [tree[row] for row in DEEPEST])
     if not torch.equal(logits[list(DEEPEST)], alone):
         raise SelfCheckFailed("a row in a tree has other bits than the row alone")
+
+
+def check_drafter(model: Draft, reference: Draft) -> None:
+    """Raises SelfCheckFailed. Two contexts, one of which begins late and crosses a page."""
+    draw = torch.Generator().manual_seed(0)
+    most = model.config.max_position_embeddings - model.block_size
+    lengths, starts = (min(5, most), min(PROMPT, most)), (0, min(30, most - min(PROMPT, most)))
+    features = [torch.randn(length, model.feature_width, generator=draw) for length in lengths]
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    drafts = []
+    for drafter in (model, reference):
+        states = [drafter.new_state() for _ in features]
+        for state, start, rows in zip(states, starts, features, strict=True):
+            state.reset(start)
+            drafter.append(state, rows, start)
+        drafts.append(drafter.draft(states, [0, model.vocab_size - 1], ends))
+    compare(*drafts)
 
 
 def compare(logits: torch.Tensor, reference: torch.Tensor) -> None:

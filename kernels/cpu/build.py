@@ -24,7 +24,7 @@ from hedgerow.errors import HedgerowError
 InstructionSet = Literal["avx512", "avx2", "baseline"]
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("product.c", "pool.c", "plan.c", "target.c")
+SOURCES = ("product.c", "pool.c", "plan.c", "target.c", "drafter.c")
 FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", "-fPIC", "-shared")
 ISA_FLAGS: dict[InstructionSet, tuple[str, ...]] = {
     "avx512": ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
@@ -50,7 +50,7 @@ def build(
     *,
     compiler: str | None = None,
     isa: InstructionSet | None = None,
-    level: str = "-O3",
+    level: str = "-O2",
     defines: Sequence[str] = (),
 ) -> Path:
     """The library below `folder`, compiled where it is not there whole.

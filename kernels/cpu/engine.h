@@ -2,6 +2,7 @@
 #ifndef HEDGEROW_ENGINE_H
 #define HEDGEROW_ENGINE_H
 #include "vec.h"
+#include <stdlib.h>
 
 /* A weight matrix, packed for the product:
  *   F32   [N/16][K][16] float
@@ -15,8 +16,8 @@ typedef struct {
     const float *scales;
 } Matrix;
 
-/* y[r][0 ..] = (add ? y : 0) + sum over k, ascending, of x[r][k] * column[from ..to): one chain of multiply-adds for each
- * element, so that it depends neither on the other rows nor on how rows and columns are grouped. */
+/* y[r][0 ..] = (add ? y : 0) + sum over k, ascending, of x[r][k] * columns [from, to): one chain of multiply-adds for
+ * each element, so that it depends neither on the other rows nor on how rows and columns are grouped. */
 void product(const Matrix *m, int from, int to, int rows, const float *const *x, float *const *y, int add);
 
 /* The same over a float matrix in another layout: column 16 p + i of row k is w[k * stride + 16 p + i]. */
@@ -34,7 +35,38 @@ void pool_wait(Pool *pool, int threads);                           /* until all 
 
 #define SHARE(n, from, to) const int from = (int)((long)(n) * id / threads), to = (int)((long)(n) * (id + 1) / threads)
 
-/* ---- functions of one row; lengths are multiples of 16 ------------------------------------------------------------ */
+/* This thread's columns of n, in whole units of any matrix that may be cut there */
+#define COLUMNS(n, from, to)                                                                            \
+    const int grain_##from = (n) % 32 ? 16 : 32;                                                        \
+    const int from = (int)((long)(n) / grain_##from * id / threads) * grain_##from,                     \
+              to = (int)((long)(n) / grain_##from * (id + 1) / threads) * grain_##from
+/* Where each of n rows is */
+#define POINT(list, r, n, where) for (int r = 0; r < (n); r++) (list)[r] = (where)
+
+#define MOST(a, b) ((a) > (b) ? (a) : (b))
+
+/* Blocks of memory that live and go together. */
+typedef struct {
+    void **block;
+    int blocks;
+} Memory;
+
+/* A block of whole cache lines; 0, and not counted, where there is none. */
+INLINE void *take(Memory *m, size_t bytes) {
+    void **more = realloc(m->block, sizeof(void *) * (size_t)(m->blocks + 1));
+    if (!more) return 0;
+    m->block = more;
+    void *fresh = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    if (fresh) m->block[m->blocks++] = fresh;
+    return fresh;
+}
+
+INLINE void give_back(Memory *m) {
+    for (int i = 0; i < m->blocks; i++) free(m->block[i]);
+    free(m->block);
+}
+
+/* ---- functions of one row; lengths are multiples of 16 ----------------------------------------------------------- */
 INLINE void rms_norm(const float *x, const float *weight, float *y, int n, float eps) {
     vec s[PARTS] = {{0}};
     for (int i = 0; i < n; i += 16)

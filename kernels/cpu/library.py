@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 from pathlib import Path
+from typing import Any
 
 from kernels.cpu.build import BuildError
 
@@ -69,27 +70,71 @@ class Fault(c.Structure):
     _fields_ = tuple(integers("code sequence row value"))
 
 
+class DraftLayer(c.Structure):
+    """drafter.h"""
+
+    _fields_ = (
+        *pointers("input_norm mlp_norm q_norm k_norm"),
+        *matrices("qkv o gate_up down"),
+        *integers("window causal"),
+    )
+
+
+class DraftModel(c.Structure):
+    """drafter.h"""
+
+    _fields_ = (
+        *integers("layers hidden vocab heads kv_heads head_dim width block mask_token feature_width positions unused"),
+        *floats("eps scale"),
+        ("layer", c.POINTER(DraftLayer)),
+        *pointers("embedding context_norm norm cos sin"),
+        *matrices("fc head"),
+    )
+
+
+class DraftContext(c.Structure):
+    """drafter.h: a sequence's context in a layer."""
+
+    _fields_ = (("keys", POINTER), ("values", POINTER), ("pages", c.c_int64))
+
+
+class DraftAsk(c.Structure):
+    """drafter.h: one sequence of a step."""
+
+    _fields_ = tuple(integers("anchor position start end"))
+
+
+STRUCTURES = (Matrix, Layer, Model, Cache, Fault, DraftLayer, DraftModel, DraftContext, DraftAsk)
+SIGNATURES: dict[str, list[Any]] = {
+    "target_open": [c.POINTER(Model), c.c_int],
+    "target_close": [POINTER],
+    "target_step": [
+        POINTER, c.POINTER(Cache), POINTER, c.c_int64, c.c_int, POINTER, POINTER, c.POINTER(Fault),
+    ],
+    "cache_copy": [c.POINTER(Cache), c.c_int, c.c_int, c.c_int, c.c_int64, POINTER, POINTER, POINTER],
+    "drafter_open": [c.POINTER(DraftModel), c.c_int],
+    "drafter_close": [POINTER],
+    "drafter_append": [POINTER, POINTER, POINTER, c.c_int, c.c_int, c.c_int],
+    "drafter_step": [POINTER, c.c_int, POINTER, POINTER, c.c_int, POINTER, c.POINTER(c.c_int)],
+}  # fmt: skip
+
+
 class Library:
     """An opened library. `lanes`: floats in a vector, which the packing of bfloat16 matrices follows."""
 
     def __init__(self, path: Path) -> None:
         """Raises BuildError where it cannot be loaded or is not of these sources."""
         try:
-            self.functions = f = c.CDLL(str(path))
-            sizes = (c.c_int32 * 6)()
-            f.target_sizes(sizes)
-            f.target_open.restype = POINTER
-            f.target_open.argtypes = [c.POINTER(Model), c.c_int]
-            f.target_close.argtypes = [POINTER]
-            f.target_step.argtypes = [
-                POINTER, c.POINTER(Cache), POINTER, c.c_int64, c.c_int, POINTER, POINTER, c.POINTER(Fault),
-            ]  # fmt: skip
-            f.cache_copy.argtypes = [
-                c.POINTER(Cache), c.c_int, c.c_int, c.c_int, c.c_int64, POINTER, POINTER, POINTER,
-            ]  # fmt: skip
+            self.functions = c.CDLL(str(path))
+            sizes = (c.c_int32 * (len(STRUCTURES) + 1))()
+            self.functions.engine_sizes(sizes)
+            for name, arguments in SIGNATURES.items():
+                function = getattr(self.functions, name)
+                function.argtypes = arguments
+                function.restype = {"open": POINTER, "close": None}.get(name.split("_")[1], c.c_int)
         except (OSError, AttributeError) as error:
             raise BuildError(f"{path} cannot be loaded: {error}") from None
-        expected = [c.sizeof(kind) for kind in (Matrix, Layer, Model, Cache, Fault)]
-        if list(sizes)[:5] != expected:
-            raise BuildError(f"{path} has structures of {list(sizes)[:5]} bytes, {expected} were expected")
-        self.path, self.lanes = path, sizes[5]
+        expected = [c.sizeof(kind) for kind in STRUCTURES]
+        if list(sizes)[:-1] != expected:
+            raise BuildError(f"{path} has structures of {list(sizes)[:-1]} bytes, {expected} were expected")
+        self.path, self.lanes = path, sizes[len(STRUCTURES)]

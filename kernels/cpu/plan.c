@@ -62,7 +62,8 @@ int plan_read(Plan *plan, const Model *m, int64_t pages, const int32_t *words, i
         const int32_t *from = words + at;
         at += 2 * (int64_t)h[1] + h[2] + h[3];
         CHECK(at <= length, BAD_PLAN, -1, length)
-        plan->sequence[s] = (Sequence){h[0], h[1], (int)rows, h[2], h[3], from, from + h[1], from + 2 * h[1], from + 2 * h[1] + h[2]};
+        plan->sequence[s] = (Sequence){h[0], h[1], (int)rows, h[2], h[3], from, from + h[1], from + 2 * (long)h[1],
+                                         from + 2 * (long)h[1] + h[2]};
         rows += h[1];
         wanted += h[3];
     }

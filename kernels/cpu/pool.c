@@ -1,4 +1,4 @@
-/* A few threads for one step at a time. Between steps they sleep; at a barrier they look for a few microseconds, then sleep. */
+/* Threads for one step at a time. Between steps they sleep; at a barrier they first look for a few microseconds. */
 #include "engine.h"
 #include <pthread.h>
 #include <stdatomic.h>

@@ -10,8 +10,8 @@ static const int planted = 0;
 #endif
 enum { PATH_REVERSED = 1, NORMALISER_OFF, ANCESTOR_LEFT_OUT };
 
-enum { TILE = 128 };   /* rows that go through all layers together */
-enum { QUERIES = 64 }; /* rows times heads that read a page together */
+enum { TILE = 256 };   /* rows that go through all layers together */
+enum { QUERIES = 48 }; /* rows times heads that read a page together */
 
 typedef struct {
     float *h, *q_a, *q_b, *q, *context, *routed, *packed, *scores; /* [TILE] rows each; scores [queries][stride] */
@@ -33,21 +33,11 @@ typedef struct {
     float *x, *qkv, *o, *gate_up, *experts_gate_up; /* [TILE] rows */
     float *logits, *features;
     Scratch *scratch;                   /* [threads] */
-    void **memory;
-    int blocks;
+    Memory memory;
 } Target;
 
-/* ---- memory ------------------------------------------------------------------------------------------------------- */
-static void *take(Target *t, size_t bytes) {
-    void **more = realloc(t->memory, sizeof(void *) * (size_t)(t->blocks + 1));
-    if (!more) return 0;
-    t->memory = more;
-    void *block = aligned_alloc(64, (bytes + 127) / 64 * 64);
-    if (block) t->memory[t->blocks++] = block;
-    return block;
-}
-#define FLOATS(n) take(t, sizeof(float) * (size_t)(n))
-#define MOST(a, b) ((a) > (b) ? (a) : (b))
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+#define FLOATS(n) take(&t->memory, sizeof(float) * (size_t)(n))
 
 static int queries_of(const Model *m) { return MOST(m->heads, QUERIES); }
 
@@ -60,7 +50,7 @@ static int take_all(Target *t) {
     t->o = FLOATS((long)TILE * m->heads * m->value);
     t->gate_up = FLOATS(TILE * 2 * width);
     t->experts_gate_up = FLOATS(pairs * 2 * MOST(m->expert_width, 16));
-    t->scratch = take(t, sizeof(Scratch) * (size_t)pool_size(t->pool));
+    t->scratch = take(&t->memory, sizeof(Scratch) * (size_t)pool_size(t->pool));
     if (!t->scratch) return 0;
     memset(t->scratch, 0, sizeof(Scratch) * (size_t)pool_size(t->pool));
     for (int id = 0; id < pool_size(t->pool); id++) {
@@ -72,14 +62,14 @@ static int take_all(Target *t) {
         s->context = FLOATS((long)TILE * m->heads * m->kv_rank);
         s->routed = FLOATS((TILE + 2) * E);
         s->packed = FLOATS(MOST(TILE, pairs) * width);
-        s->xs = take(t, sizeof(float *) * (size_t)most);
-        s->ys = take(t, sizeof(float *) * (size_t)most);
+        s->xs = take(&t->memory, sizeof(float *) * (size_t)most);
+        s->ys = take(&t->memory, sizeof(float *) * (size_t)most);
         s->weight = FLOATS(2 * pairs);
-        s->pair = take(t, sizeof(int) * (size_t)pairs);
-        s->first = take(t, sizeof(int) * (size_t)(E + 1));
-        s->chosen = take(t, sizeof(int) * (size_t)(pairs + E));
+        s->pair = take(&t->memory, sizeof(int) * (size_t)pairs);
+        s->first = take(&t->memory, sizeof(int) * (size_t)(E + 1));
+        s->chosen = take(&t->memory, sizeof(int) * (size_t)(pairs + E));
     }
-    return t->blocks == 6 + 13 * pool_size(t->pool);
+    return t->memory.blocks == 6 + 13 * pool_size(t->pool);
 }
 
 void target_close(Target *t) {
@@ -88,8 +78,7 @@ void target_close(Target *t) {
         free(t->scratch[id].tail);
     }
     if (t->pool) pool_close(t->pool);
-    for (int i = 0; i < t->blocks; i++) free(t->memory[i]);
-    free(t->memory);
+    give_back(&t->memory);
     plan_free(&t->plan);
     free(t);
 }
@@ -134,7 +123,7 @@ static int make_room(Target *t) {
     return 1;
 }
 
-/* ---- attention ---------------------------------------------------------------------------------------------------- */
+/* ---- attention --------------------------------------------------------------------------------------------------- */
 static void rope(const Model *m, float *v, int position) {
     const float *cos = m->cos + (long)position * (m->rope / 2), *sin = m->sin + (long)position * (m->rope / 2);
     for (int i = 0; i < m->rope / 2; i++) {
@@ -177,7 +166,7 @@ static void read_tail(const Plan *plan, const Sequence *q, int row, int *tail) {
 }
 
 /* Rows [r0, r1) of one sequence, heads of this thread: q [row][heads][key] -> context [row][heads][kv_rank].
- * Keys are the prefix, then each row's own path, in order of position; what lies elsewhere in the pages is read and not used. */
+ * Keys are the prefix, then each row's own path, in order of position; what else lies in the pages is not used. */
 static void attend(Target *t, Scratch *w, int layer, int r0, int r1, int heads) {
     const Model *m = &t->m;
     const Plan *plan = &t->plan;
@@ -248,13 +237,7 @@ static void attend_all(Target *t, Scratch *w, int layer, int heads) {
     }
 }
 
-/* ---- a step of one thread; pool_wait stands where another thread's results are needed ------------------------------ */
-#define COLUMNS(n, from, to)                                                                            \
-    const int grain_##from = (n) % 32 ? 16 : 32;                                                        \
-    const int from = (int)((long)(n) / grain_##from * id / threads) * grain_##from,                     \
-              to = (int)((long)(n) / grain_##from * (id + 1) / threads) * grain_##from
-#define POINT(list, r, n, where) for (int r = 0; r < (n); r++) (list)[r] = (where)
-
+/* ---- a step of one thread; pool_wait stands where another thread's results are needed ---------------------------- */
 static void normed(const Target *t, Scratch *w, const float *weight) {
     for (int r = 0; r < t->to - t->from; r++) {
         w->xs[r] = w->h + (long)r * t->m.hidden;
@@ -387,7 +370,8 @@ static void mlp(Target *t, Scratch *w, int layer, int id, int threads) {
     COLUMNS(H, x0, x1); /* x += experts, ascending, then the shared one */
     for (int e = 0; e < experts; e++) {
         const int from = w->first[e], n = w->first[e + 1] - from;
-        for (int i = 0; i < n; i++) gather_gates(t->experts_gate_up + (long)(from + i) * 2 * I, w->packed + (long)i * I, I / 16);
+        for (int i = 0; i < n; i++)
+            gather_gates(t->experts_gate_up + (long)(from + i) * 2 * I, w->packed + (long)i * I, I / 16);
         POINT(w->xs, i, n, w->packed + (long)i * I);
         POINT(w->ys, i, n, t->x + (long)w->pair[from + i] * H + x0);
         product(&l->experts_down, e * H + x0, e * H + x1, n, w->xs, w->ys, 1);
@@ -441,9 +425,9 @@ static void step(void *target, int id, int threads) {
     head(t, w, id, threads);
 }
 
-/* ---- calls -------------------------------------------------------------------------------------------------------- */
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* logits [wanted][vocab], features [rows][taps * hidden]. FINE, or `fault` says what is wrong and nothing was computed. */
+/* logits [wanted][vocab], features [rows][taps * hidden]. FINE, or `fault` says what is wrong: nothing was computed. */
 int target_step(Target *t, const Cache *cache, const int32_t *words, int64_t length, int threads, float *logits,
                 float *features, Fault *fault) {
     const int code = plan_read(&t->plan, &t->m, cache->pages, words, length, fault);
@@ -461,14 +445,14 @@ int target_step(Target *t, const Cache *cache, const int32_t *words, int64_t len
     return FINE;
 }
 
-/* Moves n slots in all layers; all sources of a layer are read before a target is written. `room`: n * (2 kv_rank + rope). */
+/* Moves n slots in all layers; all sources are read before a target is written. `room`: n * (2 kv_rank + rope). */
 int cache_copy(const Cache *cache, int layers, int kv_rank, int rope, int64_t n, const int64_t *from, const int64_t *to,
                float *room) {
     const long key = kv_rank + rope, slots = cache->pages * PAGE;
     for (int64_t i = 0; i < n; i++)
         if (from[i] < 0 || from[i] >= slots || to[i] < 0 || to[i] >= slots) return BAD_SLOT;
     for (long l = 0; l < layers; l++) {
-        float *keys = cache->keys + l * cache->pages * key * PAGE, *latents = cache->latents + l * slots * kv_rank, *at = room;
+        float *keys = cache->keys + l * slots * key, *latents = cache->latents + l * slots * kv_rank, *at = room;
         for (int64_t i = 0; i < n; i++) {
             const float *k = keys + from[i] / PAGE * key * PAGE + from[i] % PAGE;
             for (long j = 0; j < key; j++) *at++ = k[j * PAGE];
@@ -484,10 +468,4 @@ int cache_copy(const Cache *cache, int layers, int kv_rank, int rope, int64_t n,
         }
     }
     return FINE;
-}
-
-/* Sizes that Python must agree with */
-void target_sizes(int32_t *sizes) {
-    const int32_t all[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Cache), sizeof(Fault), LANES};
-    memcpy(sizes, all, sizeof all);
 }

@@ -26,13 +26,14 @@ typedef struct {
 } Model;
 
 typedef struct {
-    float *keys;               /* [layers][pages][kv_rank + rope][PAGE]: latent and rotated key, positions side by side */
-    float *latents;            /* [layers][pages][PAGE][kv_rank] */
+    float *keys;    /* [layers][pages][kv_rank + rope][PAGE]: latent and rotated key, positions side by side */
+    float *latents; /* [layers][pages][PAGE][kv_rank] */
     int64_t pages;
 } Cache;
 
 /* What is wrong with a plan: its field, the sequence and the row. */
-enum { FINE, BAD_PLAN, BAD_PREFIX, BAD_ROWS, BAD_TOKEN, BAD_PARENT, BAD_PAGES, BAD_PAGE, BAD_WANT, BAD_POSITION, BAD_SLOT, NO_MEMORY };
+enum { FINE, BAD_PLAN, BAD_PREFIX, BAD_ROWS, BAD_TOKEN, BAD_PARENT, BAD_PAGES, BAD_PAGE, BAD_WANT, BAD_POSITION };
+enum { BAD_SLOT = 10, NO_MEMORY };
 typedef struct {
     int32_t code, sequence, row, value;
 } Fault;

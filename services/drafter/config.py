@@ -14,9 +14,16 @@ class DrafterServiceConfig(ServerConfig):
 
     model_path: Path = field(metadata={"help": "folder of the DFlash checkpoint"})
     target_path: Path = field(metadata={"help": "folder of the target, for its embedding and head"})
+    engine: str = field(
+        default="auto",
+        metadata={
+            "choices": ("auto", "compiled", "torch"),
+            "help": "what computes a block: C compiled for this CPU, torch, or (auto) torch where C does not work",
+        },
+    )
     threads: int = field(default=1, metadata={"min": 1, "max": 256, "help": "threads of one forward pass"})
     max_sequences: int = field(
         default=64, metadata={"min": 1, "max": 65536, "help": "sequences whose state is kept, for each verifier"}
     )
-    max_budget: int = field(default=63, metadata={"min": 0, "max": 4096, "help": "most nodes of a tree"})
+    max_budget: int = field(default=63, metadata={"min": 0, "max": 63, "help": "most nodes of a tree"})
     max_verifiers: int = field(default=4, metadata={"min": 1, "max": 1024, "help": "Draft streams open at once"})

@@ -8,7 +8,7 @@ import torch
 
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftWork
 from hedgerow.errors import InvalidRequest, Unsupported
-from hedgerow.model.dflash import DFlashModel
+from hedgerow.model.interface import Draft
 from hedgerow.v1 import common_pb2, drafter_pb2
 
 FLOAT_BYTES = 4
@@ -25,7 +25,7 @@ class Limits:
 
 
 def description(
-    name: str, model: DFlashModel, limits: Limits, incarnation: bytes
+    name: str, model: Draft, limits: Limits, incarnation: bytes
 ) -> drafter_pb2.DrafterServiceDescribeResponse:
     """What this drafter is."""
     return drafter_pb2.DrafterServiceDescribeResponse(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
+from typing import cast
 
 import torch
 
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
-from hedgerow.model.dflash import DFlashModel
+from hedgerow.model.select import Engine, load_drafter
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.work import serve_while
@@ -35,8 +36,11 @@ async def run(config: DrafterServiceConfig) -> None:
 
 
 async def _load(config: DrafterServiceConfig, servicer: DrafterServicer, health: Health) -> None:
-    model = await asyncio.to_thread(DFlashModel.load, config.model_path, config.target_path)
+    engine = cast(Engine, config.engine)
+    model = await asyncio.to_thread(load_drafter, config.model_path, config.target_path, engine, config.threads)
     limits = Limits(model.vocab_size, model.feature_width, config.max_budget, config.max_sequences)
     described = description(config.model_path.name, model, limits, os.urandom(16))
-    servicer.loaded = Loaded(described, limits, partial(DrafterEngine, model, DrafterConfig(config.max_sequences)))
+    servicer.loaded = Loaded(
+        described, limits, partial(DrafterEngine, model, DrafterConfig(config.max_sequences, config.max_budget))
+    )
     health.report(MODEL, None)

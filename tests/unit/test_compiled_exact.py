@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,19 +17,13 @@ from hedgerow.engine.types import Sampling
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.compiled import BUILDS, CompiledCache, CompiledK2
-from hedgerow.model.config import K2Config
 from hedgerow.model.k2 import K2Model
-from hedgerow.model.loader import Checkpoint
-from kernels.cpu.build import BuildError, best_isa, build, cpu_features, find_compiler
-from kernels.cpu.library import Library
+from kernels.cpu.build import best_isa, build, cpu_features
+from tests.compiled_builds import FAULTS, missing_compiler, of_build, plain_build, plant
 from tests.engine_rig import EOS, VOCABULARY, oracle, prompt
 from tests.tiny import TinyPaths, TinyTarget, write_tiny
 
-try:
-    find_compiler()
-except BuildError as error:
-    pytest.skip(f"{error.why}: nothing to test", allow_module_level=True)
-
+pytestmark = pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
 TEXT = [random.Random(1).randrange(512) for _ in range(200)]
 
 
@@ -41,11 +35,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyPaths:
 @pytest.fixture(scope="module")
 def model(tiny: TinyPaths) -> CompiledK2:
     return CompiledK2.load(tiny.target, tiny.feature_layers)
-
-
-def of_library(tiny: TinyPaths, path: Path, threads: int = 1) -> CompiledK2:
-    config, checkpoint = K2Config.from_folder(tiny.target), Checkpoint(tiny.target)
-    return CompiledK2(Library(path), config, checkpoint, tiny.feature_layers, threads)
 
 
 class Bits(NamedTuple):
@@ -187,40 +176,29 @@ def test_threads_change_no_bit(tiny: TinyPaths, usual: list[Bits], threads: int)
         assert all(map(same, tree_and_chunk(several), usual))
 
 
+@pytest.fixture(scope="module")
+def faulty(tiny: TinyPaths) -> CompiledK2:
+    return of_build(plain_build(), tiny.target, tiny.feature_layers)
+
+
 @pytest.mark.skipif(best_isa(cpu_features()) == "baseline", reason="this CPU has but the baseline")
-@pytest.mark.parametrize("level", ["-O1"])
-def test_a_build_without_vector_instructions_has_the_same_bits(tiny: TinyPaths, usual: list[Bits], level: str) -> None:
-    """Also another level of optimisation: the compiler has no multiply-add left to choose."""
-    baseline = of_library(tiny, build(BUILDS, isa="baseline", level=level))
-    assert all(map(same, tree_and_chunk(baseline), usual))
+def test_a_build_without_vector_instructions_has_the_same_bits(faulty: CompiledK2, usual: list[Bits]) -> None:
+    """Another level of optimisation, too: the compiler has no multiply-add left to choose."""
+    plant(faulty, 0)
+    assert all(map(same, tree_and_chunk(faulty), usual))
 
 
 @pytest.mark.skipif(best_isa(cpu_features()) != "avx512", reason="this CPU has no AVX-512")
 def test_avx2_and_avx512_builds_have_the_same_bits(tiny: TinyPaths, usual: list[Bits]) -> None:
-    assert all(map(same, tree_and_chunk(of_library(tiny, build(BUILDS, isa="avx2"))), usual))
+    avx2 = of_build(build(BUILDS, isa="avx2"), tiny.target, tiny.feature_layers)
+    assert all(map(same, tree_and_chunk(avx2), usual))
 
 
-@pytest.fixture(scope="module")
-def faulty(tiny: TinyPaths) -> CompiledK2:
-    return of_library(tiny, build(BUILDS, level="-O1", defines=["HEDGEROW_FAULTS"]))
-
-
-@pytest.fixture(scope="module")
-def plant(faulty: CompiledK2) -> Callable[[int], None]:
-    def set_fault(number: int) -> None:
-        faulty._library.functions.target_plant(number)
-
-    return set_fault
-
-
-@pytest.mark.parametrize(
-    ("fault", "number"),
-    [("none", 0), ("path summed leaf first", 1), ("normaliser one ulp off", 2), ("an ancestor left out", 3)],
-)
-def test_a_planted_fault_is_seen(faulty: CompiledK2, plant: Callable[[int], None], fault: str, number: int) -> None:
-    plant(number)
+@pytest.mark.parametrize("number", FAULTS, ids=FAULTS.values())
+def test_a_planted_fault_is_seen(faulty: CompiledK2, number: int) -> None:
+    plant(faulty, number)
     differing = differing_tree_rows(faulty, 60, 17, seed=17)
-    assert differing > 5 if number else differing == 0, f"{fault}: {differing} of 17 rows differ"
+    assert differing > 5 if number else differing == 0, f"{FAULTS[number]}: {differing} of 17 rows differ"
 
 
 VARIANTS = {

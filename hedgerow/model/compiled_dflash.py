@@ -1,0 +1,220 @@
+"""The drafter on the compiled CPU engine (kernels/cpu): DFlashModel's interface."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from hedgerow.errors import InvalidRequest
+from hedgerow.model.compiled import BUILDS, checked_threads
+from hedgerow.model.config import DraftConfig
+from hedgerow.model.dflash import rotary_tables
+from hedgerow.model.fields import ConfigError
+from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
+from hedgerow.model.packing import PANEL, Packer, in_turn
+from kernels.cpu import library as lib
+from kernels.cpu.build import build
+from kernels.mla_tree_attention import PAGE
+
+# drafter.h: what is wrong with a step
+FAULTS = {
+    20: ("anchors", "within the vocabulary"),
+    21: ("positions", "within the model's positions"),
+    22: ("states", "contexts that end at or before their anchors' positions"),
+}
+
+
+class LayerPages:
+    """Keys and values of one layer for one sequence: position p lies in page p // 64 modulo `pages`.
+
+    A sliding layer keeps the pages that a later block can see, the others all of them; both grow as they fill.
+    """
+
+    def __init__(self, c: DraftConfig, window: int | None) -> None:
+        self.most = None if window is None else max(1, -(-(window - 1) // PAGE))
+        self.config, self.pages = c, 0
+        self.keys = self.values = torch.empty(0)
+        self.struct = lib.DraftContext()
+
+    def reserve(self, first: int, end: int) -> None:
+        """Makes room for positions first .. end - 1, of which those that were written stay."""
+        low, needed = first // PAGE, (end - 1) // PAGE - first // PAGE + 1
+        if self.most is not None:
+            needed = min(needed, self.most)
+        if needed <= self.pages:
+            return
+        c, pages = self.config, max(needed, 2 * self.pages)
+        pages = pages if self.most is None else min(pages, self.most)
+        keys = torch.zeros(c.num_key_value_heads, pages, c.head_dim, PAGE)  # zeros: unseen places are read, times 0
+        values = torch.zeros(c.num_key_value_heads, pages, PAGE, c.head_dim)
+        if self.pages:
+            old = torch.arange(low, low + self.pages)
+            keys[:, old % pages] = self.keys[:, old % self.pages]
+            values[:, old % pages] = self.values[:, old % self.pages]
+        self.keys, self.values, self.pages = keys, values, pages
+        self.struct = lib.DraftContext(keys.data_ptr(), values.data_ptr(), pages)
+
+
+class CompiledDraftState:
+    """A sequence's context: positions start .. end - 1 have been appended."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        self.config = config
+        self.reset(0)
+
+    def reset(self, position: int) -> None:
+        """Forgets everything; the next features are those of `position`."""
+        self.start = self.end = position
+        self.layers = [LayerPages(self.config, window) for window in self.config.windows]
+
+    def reserve(self, rows: int) -> list[lib.DraftContext]:
+        """Every layer's pages, with room for `rows` more positions."""
+        for layer in self.layers:
+            layer.reserve(self.start, self.end + rows)
+        return [layer.struct for layer in self.layers]
+
+
+class CompiledDFlash:
+    """Immutable once loaded; states are their callers'; calls take turns. `threads` may be changed between them."""
+
+    def __init__(
+        self,
+        library: lib.Library,
+        folder: Path,
+        target_folder: Path,
+        amplitude: float | None = None,
+        threads: int = 1,
+    ) -> None:
+        c = self.config = DraftConfig.from_folder(folder)
+        check_sizes(c, folder / "config.json")
+        self.threads = checked_threads(threads)
+        self.feature_layers, self.block_size, self.vocab_size = c.target_layer_ids, c.block_size, c.vocab_size
+        self.feature_width = len(c.target_layer_ids) * c.hidden_size
+        self.checkpoint_hash = checkpoint_hash(folder)
+        self._functions, self._packer = library.functions, Packer(library.lanes)
+        self._model = self._describe(Checkpoint(folder), target_folder, amplitude)
+        self._engine = library.functions.drafter_open(self._model, threads)
+        if not self._engine:
+            raise MemoryError("the compiled engine has no memory or cannot start its threads")
+        weakref.finalize(self, library.functions.drafter_close, self._engine)
+        self._turn = threading.Lock()
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        target_folder: Path,
+        amplitude: float | None = None,
+        threads: int = 1,
+        builds: Path = BUILDS,
+    ) -> CompiledDFlash:
+        """Raises ConfigError or CheckpointError as DFlashModel does, also for a size without code here; BuildError."""
+        return cls(lib.Library(build(builds)), folder, target_folder, amplitude, threads)
+
+    def new_state(self) -> CompiledDraftState:
+        """An empty context that starts at position 0."""
+        return CompiledDraftState(self.config)
+
+    def append(self, state: CompiledDraftState, features: torch.Tensor, position: int) -> None:
+        """Appends features [n, feature_width] of positions position .. position+n-1; position is the state's end."""
+        c, n = self.config, len(features)
+        if position != state.end:
+            raise InvalidRequest("position", position, f"the end of the sequence's context, {state.end}")
+        if n == 0:
+            return
+        if features.shape != (n, self.feature_width) or features.dtype != torch.float32:
+            raise InvalidRequest("features", tuple(features.shape), f"[rows, {self.feature_width}] of float32")
+        if position < 0 or position + n > c.max_position_embeddings:
+            raise InvalidRequest("position", position + n, f"at most the model's {c.max_position_embeddings} positions")
+        features = features.contiguous()
+        contexts = (lib.DraftContext * c.num_hidden_layers)(*state.reserve(n))
+        with self._turn:
+            code = self._functions.drafter_append(
+                self._engine, contexts, features.data_ptr(), n, position, self.threads
+            )
+        assert code == 0, code  # all that it refuses was refused above
+        state.end += n
+
+    def draft(
+        self, states: Sequence[CompiledDraftState], anchors: Sequence[int], positions: Sequence[int]
+    ) -> torch.Tensor:
+        """Logits [S, block_size - 1, vocabulary] float32 for positions P+1 .. P+L of each sequence.
+
+        The anchor of a sequence stands at its position P; the context is what was appended, all before P. `states` are
+        not changed. InvalidRequest for an anchor or a position that makes no sense.
+        """
+        c, count = self.config, len(states)
+        if not count == len(anchors) == len(positions):
+            raise InvalidRequest("states", count, "as many as anchors and positions")
+        logits = torch.empty(count, c.block_size - 1, c.vocab_size)
+        asks = zip(states, anchors, positions, strict=True)
+        ask = (lib.DraftAsk * count)(*(lib.DraftAsk(a, p, s.start, s.end) for s, a, p in asks))
+        contexts = (lib.DraftContext * (count * c.num_hidden_layers))(
+            *(layer.struct for state in states for layer in state.layers)
+        )
+        bad = ctypes.c_int()
+        with self._turn:
+            code = self._functions.drafter_step(
+                self._engine, count, ask, contexts, self.threads, logits.data_ptr(), bad
+            )
+        if code in FAULTS:
+            field, limit = FAULTS[code]
+            wrong = (anchors[bad.value], positions[bad.value], states[bad.value].end)
+            raise InvalidRequest(f"{field}[{bad.value}]", wrong, limit)
+        if code:
+            raise MemoryError("no memory for the step's scores")
+        return logits
+
+    def _describe(self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None) -> lib.DraftModel:
+        c, p = self.config, self._packer
+        borrowed = load_embedding_and_head(target_folder)
+        if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
+            limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
+            file = checkpoint.folder / "config.json"
+            raise ConfigError(file, "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
+        self.target_head_hash = borrowed.hash
+        cos, sin = (table[:, c.head_dim // 2 :] for table in rotary_tables(c, amplitude))
+        layers = [pack_layer(p, checkpoint, n, c) for n in range(c.num_hidden_layers)]
+        return lib.DraftModel(
+            layers=c.num_hidden_layers, hidden=c.hidden_size, vocab=c.vocab_size, heads=c.num_attention_heads,
+            kv_heads=c.num_key_value_heads, head_dim=c.head_dim, width=c.intermediate_size, block=c.block_size,
+            mask_token=c.mask_token_id, feature_width=self.feature_width, positions=c.max_position_embeddings,
+            eps=c.rms_norm_eps, scale=c.head_dim**-0.5, layer=(lib.DraftLayer * len(layers))(*layers),
+            embedding=p.keep(borrowed.embedding), norm=p.keep(checkpoint.weight("norm.weight", c.hidden_size)),
+            context_norm=p.keep(checkpoint.weight("hidden_norm.weight", c.hidden_size)), cos=p.keep(cos),
+            sin=p.keep(sin), fc=p.matrix(checkpoint.weight("fc.weight", c.hidden_size, self.feature_width)),
+            head=p.matrix(borrowed.head),
+        )  # fmt: skip
+
+
+def check_sizes(c: DraftConfig, file: Path) -> None:
+    """Raises ConfigError for a size that the engine does not take."""
+    for name in ("hidden_size", "head_dim", "intermediate_size", "vocab_size"):
+        if getattr(c, name) % PANEL:
+            raise ConfigError(file, name, getattr(c, name), f"a multiple of {PANEL}, for the compiled engine")
+
+
+def pack_layer(p: Packer, checkpoint: Checkpoint, number: int, c: DraftConfig) -> lib.DraftLayer:
+    base, h, d = f"layers.{number}.", c.hidden_size, c.head_dim
+    q, kv = c.num_attention_heads, c.num_key_value_heads
+    attention = [(f"self_attn.{n}_proj", heads * d) for n, heads in (("q", q), ("k", kv), ("v", kv))]
+    qkv = torch.cat([checkpoint.weight(f"{base}{name}.weight", rows, h) for name, rows in attention])
+    gate, up = (checkpoint.weight(f"{base}mlp.{n}_proj.weight", c.intermediate_size, h) for n in ("gate", "up"))
+    window = c.windows[number]
+    return lib.DraftLayer(
+        input_norm=p.keep(checkpoint.weight(base + "input_layernorm.weight", h)),
+        mlp_norm=p.keep(checkpoint.weight(base + "post_attention_layernorm.weight", h)),
+        q_norm=p.keep(checkpoint.weight(base + "self_attn.q_norm.weight", d)),
+        k_norm=p.keep(checkpoint.weight(base + "self_attn.k_norm.weight", d)),
+        qkv=p.matrix(qkv, q * d),
+        o=p.matrix(checkpoint.weight(base + "self_attn.o_proj.weight", h, q * d)),
+        gate_up=p.matrix(in_turn(gate, up)),
+        down=p.matrix(checkpoint.weight(base + "mlp.down_proj.weight", h, c.intermediate_size)),
+        window=0 if window is None else window,
+        causal=c.causal[number],
+    )

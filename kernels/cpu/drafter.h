@@ -1,0 +1,37 @@
+/* The DFlash drafter as Python describes it. The sizes of these structures are compared when a library is opened. */
+#ifndef HEDGEROW_DRAFTER_H
+#define HEDGEROW_DRAFTER_H
+#include "target.h"
+
+typedef struct {
+    const float *input_norm, *mlp_norm, *q_norm, *k_norm;
+    Matrix qkv; /* columns: query heads, key heads, value heads */
+    Matrix o, gate_up, down;
+    int32_t window; /* keys that are less than this far away are seen; 0: all */
+    int32_t causal; /* within the block */
+} DraftLayer;
+
+typedef struct {
+    int32_t layers, hidden, vocab, heads, kv_heads, head_dim, width, block, mask_token, feature_width, positions;
+    int32_t unused;
+    float eps, scale;
+    const DraftLayer *layer;
+    const float *embedding, *context_norm, *norm;
+    const float *cos, *sin; /* [positions + block][head_dim / 2] */
+    Matrix fc, head;
+} DraftModel;
+
+/* A sequence in a layer: position p lies in page p / PAGE modulo `pages`, which hold all that is still seen. */
+typedef struct {
+    float *keys;   /* [kv_heads][pages][head_dim][PAGE] */
+    float *values; /* [kv_heads][pages][PAGE][head_dim] */
+    int64_t pages;
+} DraftContext;
+
+/* A sequence of a step: the anchor stands at `position`, the context is start .. end - 1, end at most `position`. */
+typedef struct {
+    int32_t anchor, position, start, end;
+} DraftAsk;
+
+enum { BAD_ANCHOR = 20, BAD_DRAFT_POSITION, BAD_CONTEXT };
+#endif
