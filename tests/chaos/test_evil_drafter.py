@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from hedgerow.cli.child import Child
 from hedgerow.v1 import common_pb2
 from services.verifier.convert import sampling_from
 from tests.attach import TestGateway
 from tests.evil_drafter import LATE, SILENT, STRANGER, TREES, WRONG_STEP
+from tests.polling import eventually, soon
 from tests.processes import address, service, started
 from tests.stack import Models, Plain
 
@@ -28,6 +30,11 @@ WHY = {
 }
 
 
+def said(process: Child, *words: str) -> bool:
+    """Whether one line of its log has all of `words`."""
+    return any(all(word in line for word in words) for line in process.lines())
+
+
 @pytest.fixture(scope="module")
 def evil(tiny: Models, tiny_plain: Plain) -> Iterator[str]:
     """Address of a verifier whose drafter answers the wrong trees in turn."""
@@ -43,6 +50,7 @@ def evil(tiny: Models, tiny_plain: Plain) -> Iterator[str]:
             feature_layers=layers,
         ) as verifier,
     ):
+        eventually(lambda: said(verifier, "the drafter is connected"))
         yield address(verifier)
 
 
@@ -77,6 +85,7 @@ async def test_answers_that_are_late_silent_or_for_somebody_else_cost_little_and
             draft_timeout_ms=50,
         ) as verifier,
     ):
+        await soon(lambda: said(verifier, "the drafter is connected"))
         async with TestGateway(address(verifier)) as gateway:
             began = time.monotonic()
             sampling = common_pb2.SamplingParams(temperature=1.0, seed=99, max_tokens=200, ignore_eos=True)
@@ -103,9 +112,9 @@ async def test_a_drafter_of_another_target_is_not_used(tiny: Models, tiny_plain:
             feature_layers=layers,
         ) as verifier,
     ):
+        await soon(lambda: said(verifier, "level=error", "the drafter does not fit"))
         async with TestGateway(address(verifier)) as gateway:
             await gateway.start("other", PROMPT, SEEDED, budget=8)
             await gateway.finished(["other"])
             assert gateway.tokens["other"] == tiny_plain.tokens(PROMPT, sampling_from(SEEDED))
             assert not (await gateway.load()).refused_trees
-        assert any("the drafter does not fit" in line and "level=error" in line for line in verifier.lines())
