@@ -45,12 +45,13 @@ TILE_16 = RowLaw(16, 16)
 
 def pad_rows(x: torch.Tensor, rows: int, dim: int = 0) -> torch.Tensor:
     """`x` with its first row repeated up to `rows` along `dim`; `x` itself where it has them."""
-    missing = rows - x.shape[dim]
-    if missing == 0:
+    have, shape = x.shape[dim], list(x.shape)
+    if have == rows:
         return x
-    shape = list(x.shape)
-    shape[dim] = missing
-    return torch.cat([x, x.narrow(dim, 0, 1).expand(shape)], dim)
+    shape[dim] = rows if have == 1 else rows - have
+    first = x.narrow(dim, 0, 1).expand(shape)
+    # rows of stride 0 would take bmm to another kernel, whose bits differ with two threads
+    return first.contiguous() if have == 1 else torch.cat([x, first], dim)
 
 
 @op

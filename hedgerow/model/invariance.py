@@ -18,7 +18,7 @@ import torch
 
 from hedgerow.model.blas import pinned
 from hedgerow.model.config import K2Config
-from kernels.linear import MIN_4, TILE_16, RowLaw, batched_linear, linear, pad_rows
+from kernels.linear import MIN_4, TILE_16, RowLaw, batched_linear, column_blocks, linear, pad_rows, wide_linear
 from kernels.mla_tree_attention import PAGE
 from kernels.rmsnorm import rmsnorm
 from kernels.rope import rope_pairs
@@ -30,11 +30,12 @@ MOST_ROWS = 64
 
 
 class Product(NamedTuple):
-    """A product that the model calls: `batch` matrices [k, n] side by side."""
+    """A product that the model calls: `batch` matrices [k, n] side by side, or one `wide` one."""
 
     k: int
     n: int
     batch: int = 1
+    wide: bool = False
 
 
 class Choice(NamedTuple):
@@ -84,7 +85,8 @@ def first_fault(law: RowLaw, threads: int, products: Sequence[Product], widths: 
     for product in products:
         x = torch.randn(product.batch, MOST_ROWS, product.k, generator=generator)
         w = torch.randn(product.batch, product.k, product.n, generator=generator)
-        if not rows_equal(partial(multiply, x, w, law), threads):
+        f = partial(multiply_wide, x[0], column_blocks(w[0]), law) if product.wide else partial(multiply, x, w, law)
+        if not rows_equal(f, threads):
             return f"products {product.batch} x [rows, {product.k}] x [{product.k}, {product.n}]"
     for width in widths:
         x = torch.randn(MOST_ROWS, 2 * width, generator=generator)
@@ -99,6 +101,10 @@ def multiply(x: torch.Tensor, w: torch.Tensor, law: RowLaw, rows: int) -> torch.
     if len(x) == 1:
         return linear(pad_rows(x[0, :rows], padded), w[0], law)[:rows]
     return batched_linear(pad_rows(x[:, :rows], padded, 1), w, law).transpose(0, 1)[:rows]
+
+
+def multiply_wide(x: torch.Tensor, w: torch.Tensor, law: RowLaw, rows: int) -> torch.Tensor:
+    return wide_linear(pad_rows(x[:rows], law.padded(rows)), w, law)[:rows]
 
 
 def row_wise(x: torch.Tensor, rows: int) -> torch.Tensor:
@@ -146,5 +152,6 @@ def model_products(c: K2Config) -> list[Product]:
         Product(hidden, 2 * width),
         Product(width, hidden),
         Product(hidden, 2 * width, 4),
-        Product(hidden, 256, 2),
+        Product(hidden, 2 * c.intermediate_size, wide=True),
+        Product(hidden, min(1024, c.vocab_size), wide=True),
     ]

@@ -162,6 +162,21 @@ def test_a_sliding_layer_holds_no_more_than_its_window(tmp_path: Path) -> None:
     assert all(layer.data.shape[2] <= 64 for layer in state.layers)
 
 
+def test_appending_moves_the_context_rarely(tmp_path: Path) -> None:
+    """Growth and the window's moves are amortised: moving with every append would make long texts quadratic."""
+    model = load(tmp_path, DRAFTERS["sliding-full"])
+    state, row = model.new_state(), torch.randn(1, model.feature_width)
+    moves = [0, 0]
+    for position in range(1500):
+        before = [(layer.data.data_ptr(), layer.length) for layer in state.layers]
+        model.append(state, row, position)
+        for i, (layer, (where, length)) in enumerate(zip(state.layers, before, strict=True)):
+            moves[i] += (layer.data.data_ptr(), layer.length) != (where, length + 1)
+    sliding, full = moves
+    assert full <= 6  # 64 doubled until 1,500 fit
+    assert sliding <= 1500 / 20
+
+
 def test_the_amplitude_of_yarn_can_be_set(tmp_path: Path) -> None:
     """Kimi's drafter: mscale and mscale_all_dim give 1.0, other readers of the same config take 1.41589."""
     load(tmp_path, DRAFTERS["kimi-yarn"])
