@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
         sub.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
         sub.add_argument("--tiny", action="store_true", help="random weights instead of the bundled model")
-        sub.add_argument("--engine", choices=("torch", "compiled", "auto"), default="torch", help="of the target")
+        sub.add_argument("--engine", choices=("torch", "compiled", "auto"), default="auto", help="of the target")
         sub.add_argument("--tokens", type=int, default=96, help="of each generation")
         sub.add_argument("--threads", type=int, default=1)
         sub.add_argument("--seconds", type=float, default=170 if name == "slice" else 0)

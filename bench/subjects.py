@@ -18,9 +18,8 @@ from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 from hedgerow.engine.step import LocalDrafter
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.cache import LatentCache
-from hedgerow.model.dflash import DFlashModel
-from hedgerow.model.interface import Target
-from hedgerow.model.select import Engine, load_target
+from hedgerow.model.interface import Draft, Target
+from hedgerow.model.select import Engine, load_drafter, load_target
 from services.gateway.tokenizer import Tokenizer
 from tests.tiny import write_tiny
 
@@ -33,15 +32,15 @@ class Subjects:
     """Models and prompts."""
 
     model: Target
-    draft_model: DFlashModel
+    draft_model: Draft
     prompts: list[list[int]]
     vocabulary: Sequence[bytes]
     eos: frozenset[int]
 
     @classmethod
-    def read(cls, target: Path, drafter: Path, heads: Path, most_tokens: int, engine: Engine = "torch") -> Subjects:
+    def read(cls, target: Path, drafter: Path, heads: Path, most_tokens: int, engine: Engine = "auto") -> Subjects:
         """The checkpoints in their folders, and the prompts of a jsonl file, cut at the front to `most_tokens`."""
-        draft_model = DFlashModel.load(drafter, target)
+        draft_model = load_drafter(drafter, target, engine)
         model = load_target(target, draft_model.feature_layers, engine)
         tokenizer = Tokenizer.from_folder(target)
         texts = [json.loads(line)["prompt"] for line in heads.read_text(encoding="utf-8").splitlines()]
@@ -49,11 +48,11 @@ class Subjects:
         return cls(model, draft_model, prompts, tokenizer.pieces, frozenset(model.config.eos_token_ids))
 
     @classmethod
-    def tiny(cls, prompts: int = 40, engine: Engine = "torch") -> Subjects:
+    def tiny(cls, prompts: int = 40, engine: Engine = "auto") -> Subjects:
         """Random weights and prompts."""
         with tempfile.TemporaryDirectory() as folder:
             paths = write_tiny(Path(folder))
-            draft_model = DFlashModel.load(paths.drafter, paths.target)
+            draft_model = load_drafter(paths.drafter, paths.target, engine)
             model = load_target(paths.target, paths.feature_layers, engine)
         choose = random.Random(0)
         texts = [[choose.randrange(256) for _ in range(choose.randint(1, 150))] for _ in range(prompts)]
