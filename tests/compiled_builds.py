@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hedgerow.model.compiled import BUILDS, CompiledK2
+from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.config import K2Config
 from hedgerow.model.loader import Checkpoint
 from kernels.cpu.build import BuildError, build, find_compiler
@@ -24,10 +24,10 @@ def missing_compiler() -> str:
 
 
 def plain_build() -> Path:
-    """Without vector instructions, not optimised, and with faults that `target_plant` switches on: one build serves
-    every test that wants another compilation than the usual.
+    """Without vector instructions, in AVX-512's 16 lanes, not optimised, and with faults that `plant` switches on: one
+    build serves every test that wants another compilation than the usual.
     """
-    return build(BUILDS, isa="baseline", level="-O0", defines=["HEDGEROW_FAULTS"])
+    return build(isa="baseline", level="-O0", defines=["HEDGEROW_FAULTS", "HEDGEROW_LANES=16"])
 
 
 def of_build(path: Path, target: Path, feature_layers: Sequence[int], threads: int = 1) -> CompiledK2:

@@ -22,11 +22,10 @@ from hedgerow.model.k2 import rotations
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.packing import Packer, check_sizes, pack_layer
 from kernels.cpu import library as lib
-from kernels.cpu.build import build
+from kernels.cpu.build import BUILDS, build
 from kernels.mla_tree_attention import PAGE
 
 LAW = "c1"  # of the arithmetic; the next number when a bit of any result changes
-BUILDS = Path(__file__).resolve().parents[2] / ".hedgerow" / "engine"
 NO_MEMORY = 11
 # target.h: what is wrong with a plan, and what would be right
 FAULTS = {

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 
 from hedgerow.errors import InvalidRequest
-from hedgerow.model.compiled import BUILDS, checked_threads
+from hedgerow.model.compiled import checked_threads
 from hedgerow.model.config import DraftConfig
 from hedgerow.model.dflash import rotary_tables
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
 from hedgerow.model.packing import PANEL, Packer, in_turn
 from kernels.cpu import library as lib
-from kernels.cpu.build import build
+from kernels.cpu.build import BUILDS, build
 from kernels.mla_tree_attention import PAGE
 
 # drafter.h: what is wrong with a step

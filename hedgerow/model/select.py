@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 from hedgerow.errors import HedgerowError
-from hedgerow.model.compiled import BUILDS, CompiledK2
+from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.compiled_dflash import CompiledDFlash
 from hedgerow.model.dflash import DFlashModel
 from hedgerow.model.interface import Draft, Target
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.selfcheck import check_drafter, check_target
+from kernels.cpu.build import BUILDS
 
 log = logging.getLogger(__name__)
 Engine = Literal["auto", "compiled", "torch"]

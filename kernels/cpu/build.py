@@ -1,6 +1,7 @@
 """Builds the compiled engine with the machine's C compiler, once, and finds it again.
 
     path = build(folder)            # the library; raises BuildError where it cannot be had
+    python -m kernels.cpu.build     # the same at set-up, so that no service has to wait for it
 
 The file's name is a SHA-256 of everything that decides its contents: sources, flags, instruction set, compiler and its
 version. Flags are pinned and fused multiply-adds are written out in the sources, so that no choice of compiler, level
@@ -9,13 +10,16 @@ of optimisation or instruction set changes a bit of a result.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +28,7 @@ from hedgerow.errors import HedgerowError
 InstructionSet = Literal["avx512", "avx2", "baseline"]
 
 HERE = Path(__file__).resolve().parent
+BUILDS = HERE.parents[1] / ".hedgerow" / "engine"  # where libraries lie, unless a caller names another folder
 SOURCES = ("product.c", "pool.c", "plan.c", "target.c", "drafter.c")
 FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", "-fPIC", "-shared")
 ISA_FLAGS: dict[InstructionSet, tuple[str, ...]] = {
@@ -46,7 +51,7 @@ class BuildError(HedgerowError):
 
 
 def build(
-    folder: Path,
+    folder: Path = BUILDS,
     *,
     compiler: str | None = None,
     isa: InstructionSet | None = None,
@@ -55,24 +60,34 @@ def build(
 ) -> Path:
     """The library below `folder`, compiled where it is not there whole.
 
-    compiler: its name or path; None: the first of cc, gcc and clang. isa: None is the best that this CPU has. Several
-    processes may build at once: a library appears under its name complete or not at all.
+    compiler: its name or path; None: the first of cc, gcc and clang. isa: None is the best that this CPU has. Of
+    several processes one builds and the others wait; a library appears under its name complete or not at all.
     """
     found = find_compiler(compiler)
     flags = (*FLAGS, level, *ISA_FLAGS[isa or best_isa(cpu_features())], *(f"-D{name}" for name in defines))
     path = folder / f"hedgerow-{digest(flags, version_of(found))[:32]}.so"
-    if not is_whole(path):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as room:
+    if is_whole(path):
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-") as room:
+            if not is_whole(path):  # nobody has built it meanwhile
                 fresh = Path(room) / path.name
                 compile_all(found, flags, fresh)
                 seal_of(fresh).write_text(hash_of(fresh))
                 os.replace(fresh, path)
                 os.replace(seal_of(fresh), seal_of(path))
-        except OSError as error:
-            raise BuildError(f"{folder} cannot be written: {error.strerror}", str(error)) from None
+    except OSError as error:
+        raise BuildError(f"{folder} cannot be written: {error.strerror}", str(error)) from None
     return path
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """While the block runs no other process is in such a block of this folder. A process that dies lets go of it."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def find_compiler(name: str | None = None) -> str:
@@ -144,3 +159,16 @@ def best_isa(features: frozenset[str]) -> InstructionSet:
     if not {"avx2", "fma"} <= features:
         return "baseline"
     return "avx512" if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= features else "avx2"
+
+
+def main() -> int:
+    """Builds into `BUILDS`, or says why not: then the engine is PyTorch's, which is no failure."""
+    try:
+        print(f"compiled engine: {build()}")
+    except BuildError as error:
+        print(f"compiled engine: {error.why}; PyTorch will serve", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -82,12 +82,9 @@ INLINE void tile(const int type, const int RB, const int UB, const char *w, long
 
 /* Units a tile of RB rows takes: 16 registers of 8 lanes, or 32 of 16 */
 INLINE int units_of(const int type, const int RB) {
-#ifdef __AVX512F__
-    const int vectors = RB == 1 ? 8 : RB <= 3 && type != Q4 ? 8 : 4;
-#else
-    const int vectors = type == Q4 ? (RB == 1 ? 4 : 2) : RB == 1 ? 8 : RB == 2 || (RB == 3 && type != BF16) ? 4 : 2;
-#endif
-    return vectors / unit_vectors(type);
+    const int wide = RB == 1 ? 8 : RB <= 3 && type != Q4 ? 8 : 4;
+    const int narrow = type == Q4 ? (RB == 1 ? 4 : 2) : RB == 1 ? 8 : RB == 2 || (RB == 3 && type != BF16) ? 4 : 2;
+    return (LANES == 16 ? wide : narrow) / unit_vectors(type);
 }
 
 /* Where unit u of a matrix starts, in bytes */

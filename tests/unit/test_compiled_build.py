@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import hashlib
 import logging
@@ -11,7 +12,7 @@ import pytest
 
 from hedgerow.model import selfcheck
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.compiled import BUILDS, CompiledK2
+from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.compiled_dflash import CompiledDFlash
 from hedgerow.model.config import K2Config
 from hedgerow.model.dflash import DFlashModel
@@ -92,7 +93,7 @@ def test_a_compiler_that_fails_is_told_in_one_line(tmp_path: Path, text: str, wh
     with pytest.raises(BuildError) as refused:
         build(tmp_path / "builds", compiler=compiler)
     assert refused.value.why == f"{compiler} {why}"
-    assert list((tmp_path / "builds").iterdir()) == []
+    assert [path.name for path in (tmp_path / "builds").iterdir()] == ["lock"]
 
 
 def test_a_compiler_that_cannot_be_run_is_told(tmp_path: Path) -> None:
@@ -146,6 +147,16 @@ def test_a_damaged_build_is_made_again_not_loaded(tmp_path: Path, damage: str) -
     assert path.read_text() == "library\n"
 
 
+def test_of_two_processes_one_builds_and_the_other_waits(tmp_path: Path) -> None:
+    # a build that ends when all three callers are past the look at the compiler
+    all_here = 'until [ "$(wc -l < "$(dirname "$0")/runs")" -ge 4 ]; do sleep 0.01; done; echo library'
+    compiler = script(tmp_path, COUNTING.replace("echo library", all_here))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        paths = list(pool.map(lambda _: build(tmp_path / "builds", compiler=compiler, isa="avx2"), range(3)))
+    assert len(set(paths)) == 1
+    assert runs(tmp_path) == 4, "three times --version, one build"
+
+
 def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.so"
     path.write_text("library")
@@ -157,7 +168,7 @@ def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
 def test_a_library_of_other_structures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from kernels.cpu import library
 
-    path = build(BUILDS)
+    path = build()
     monkeypatch.setattr(library, "STRUCTURES", (*library.STRUCTURES[1:], library.STRUCTURES[0]))
     with pytest.raises(BuildError, match="were expected"):
         Library(path)
@@ -204,7 +215,7 @@ def test_a_wrong_answer_is_found_by_the_self_check(
     """Experts that weigh a thousandth more."""
     config = K2Config.from_folder(tiny.target)
     config = dataclasses.replace(config, routed_scaling_factor=config.routed_scaling_factor * 1.001)
-    wrong = CompiledK2(Library(build(BUILDS)), config, Checkpoint(tiny.target), tiny.feature_layers)
+    wrong = CompiledK2(Library(build()), config, Checkpoint(tiny.target), tiny.feature_layers)
     with pytest.raises(SelfCheckFailed, match="logits differ from PyTorch's"):
         check_target(wrong, K2Model.load(tiny.target, tiny.feature_layers))
     monkeypatch.setattr(selfcheck, "TOLERANCE", 0.0)

@@ -16,7 +16,7 @@ from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.types import Sampling
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.compiled import BUILDS, CompiledCache, CompiledK2
+from hedgerow.model.compiled import CompiledCache, CompiledK2
 from hedgerow.model.k2 import K2Model
 from kernels.cpu.build import best_isa, build, cpu_features
 from tests.compiled_builds import FAULTS, missing_compiler, of_build, plain_build, plant
@@ -182,7 +182,7 @@ def faulty(tiny: TinyPaths) -> CompiledK2:
 
 
 @pytest.mark.skipif(best_isa(cpu_features()) == "baseline", reason="this CPU has but the baseline")
-def test_a_build_without_vector_instructions_has_the_same_bits(faulty: CompiledK2, usual: list[Bits]) -> None:
+def test_sixteen_lanes_without_vector_instructions_have_the_same_bits(faulty: CompiledK2, usual: list[Bits]) -> None:
     """Another level of optimisation, too: the compiler has no multiply-add left to choose."""
     plant(faulty, 0)
     assert all(map(same, tree_and_chunk(faulty), usual))
@@ -190,7 +190,7 @@ def test_a_build_without_vector_instructions_has_the_same_bits(faulty: CompiledK
 
 @pytest.mark.skipif(best_isa(cpu_features()) != "avx512", reason="this CPU has no AVX-512")
 def test_avx2_and_avx512_builds_have_the_same_bits(tiny: TinyPaths, usual: list[Bits]) -> None:
-    avx2 = of_build(build(BUILDS, isa="avx2"), tiny.target, tiny.feature_layers)
+    avx2 = of_build(build(isa="avx2"), tiny.target, tiny.feature_layers)
     assert all(map(same, tree_and_chunk(avx2), usual))
 
 
