@@ -31,6 +31,10 @@ from hedgerow.errors import InvalidRequest, Unavailable
 START_ORDER = (("kvstore", "drafter", "verifier"), ("gateway",))
 STOP_ORDER = (("gateway",), ("verifier", "drafter", "kvstore"))
 
+# gRPC's older poller: its event engine costs every hop two more wake-ups of a thread. Measured on two cores, from a
+# step's end to the client: 10.2 ms with it, 5.8 to 7.1 ms without (docs/LOG.md). A value that is set already is kept.
+GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
+
 # Below Linux' ephemeral range: no outgoing connection can take a child's port while the child is down.
 _PORTS = range(20000, 30000)
 
@@ -224,6 +228,7 @@ class Stack:
         mine = served | {"LOG_LEVEL": self.config.log_level} | dict(settings)
         env = {key: value for key, value in os.environ.items() if not key.startswith("HEDGEROW_")}
         env |= {f"HEDGEROW_{key}": value for key, value in mine.items()} | {"PYTHONUNBUFFERED": "1"}
+        env.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
         return Command(name, [sys.executable, "-m", f"services.{name}"], env, self.config.root)
 
 

@@ -24,7 +24,7 @@ MODEL = "model"
 
 async def run(config: DrafterServiceConfig) -> None:
     """Serves until SIGTERM. Raises HedgerowError with file and field for a checkpoint that cannot be used."""
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads_used)
     health = Health([SERVICE])
     health.report(MODEL, "its weights are being loaded")
     servicer = DrafterServicer(health.draining, config.max_verifiers)
@@ -37,7 +37,7 @@ async def run(config: DrafterServiceConfig) -> None:
 
 async def _load(config: DrafterServiceConfig, servicer: DrafterServicer, health: Health) -> None:
     engine = cast(Engine, config.engine)
-    model = await asyncio.to_thread(load_drafter, config.model_path, config.target_path, engine, config.threads)
+    model = await asyncio.to_thread(load_drafter, config.model_path, config.target_path, engine, config.threads_used)
     limits = Limits(model.vocab_size, model.feature_width, config.max_budget, config.max_sequences)
     described = description(config.model_path.name, model, limits, os.urandom(16))
     servicer.loaded = Loaded(

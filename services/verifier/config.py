@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +41,10 @@ class VerifierServiceConfig(ServerConfig):
             "help": "what computes a step: C compiled for this CPU, torch, or (auto) torch where C does not work",
         },
     )
-    threads: int = field(default=1, metadata={"min": 1, "max": 256, "help": "threads of one forward pass"})
+    threads: int | None = field(
+        default=None,
+        metadata={"min": 1, "max": 256, "help": "threads of one forward pass; empty: the cores, at most 2"},
+    )
     draft_timeout_ms: int = field(
         default=500, metadata={"min": 1, "max": 60_000, "help": "longest wait of a step for its trees"}
     )
@@ -62,3 +66,8 @@ class VerifierServiceConfig(ServerConfig):
                 repr(self.feature_layers),
                 "must be layer numbers with commas between them",
             ) from None
+
+    @property
+    def threads_used(self) -> int:
+        """`threads`, or what this machine has for them."""
+        return self.threads or min(2, os.cpu_count() or 1)

@@ -39,7 +39,7 @@ class Group(NamedTuple):
 
 async def run(config: VerifierServiceConfig) -> None:
     """Serves until SIGTERM. Raises what makes going on impossible: a checkpoint that cannot be used, a failed step."""
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads_used)
     servicer = VerifierServicer(config.outgoing_messages, config.orphan_ms / 1000)
     health = Health([SERVICE], {"engine": servicer.check})
     serving = serve("verifier", servicer.register, config, health)
@@ -84,7 +84,7 @@ async def _feature_layers(config: VerifierServiceConfig) -> tuple[int, ...]:
 
 def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
     """Reads the checkpoint. Blocks for as long as that takes; raises HedgerowError with file and field."""
-    model = load_target(config.model_path, layers, cast(Engine, config.engine), config.threads)
+    model = load_target(config.model_path, layers, cast(Engine, config.engine), config.threads_used)
     limits = EngineConfig(
         max_sequences=config.max_sequences,
         max_waiting=config.max_waiting,
