@@ -5,30 +5,22 @@ The peer appends context and drafts in one call and crops its cache; ours append
 
 from __future__ import annotations
 
-import json
 import random
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from hedgerow.model.dflash import DFlashModel, DraftState
 from hedgerow.model.loader import load_embedding_and_head
+from tests.peers import TOLERANCE, DraftPeer, embed_block
 from tests.tiny import TinyDrafter, TinyTarget, write_drafter, write_target
-
-with warnings.catch_warnings():  # the peer's own imports are not ours to fix
-    warnings.simplefilter("ignore")
-    from dflash.model import DFlashDraftModel, _crop_to, _make_cache
-    from transformers import Qwen3Config
 
 TARGET = TinyTarget(layers=4)
 YARN: Mapping[str, Any] = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0}
 KIMI_YARN = {**YARN, "factor": 64.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
-TOLERANCE = 1e-4
 DRAFTERS = {
     "sliding-full": TinyDrafter(),
     "full": TinyDrafter(layers=1, layer_types=("full_attention",), heads=2, kv_heads=2, block=4),
@@ -40,43 +32,10 @@ DRAFTERS = {
 }
 
 
-class Peer:
-    """The package's model with its own cache, for one sequence."""
-
-    def __init__(self, folder: Path, block: int) -> None:
-        config = Qwen3Config(**json.loads((folder / "config.json").read_text()))
-        config._attn_implementation = "sdpa"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.model = DFlashDraftModel(config).eval().float()
-        tensors = {name: t.float() for name, t in load_file(folder / "model.safetensors").items()}
-        self.model.load_state_dict(tensors, strict=True)
-        self.cache, self.block = _make_cache(config), block
-
-    @torch.no_grad()
-    def round(self, features: torch.Tensor, embedded: torch.Tensor, anchor_position: int) -> torch.Tensor:
-        """Hidden states of rows 1.. of the block whose anchor stands right after `features`."""
-        start = anchor_position - len(features)
-        hidden: torch.Tensor = self.model(
-            target_hidden=features[None],
-            noise_embedding=embedded[None],
-            position_ids=torch.arange(start, anchor_position + self.block)[None],
-            past_key_values=self.cache,
-            use_cache=True,
-        )
-        _crop_to(self.cache, anchor_position)
-        return hidden[0, 1:]
-
-
 def load(folder: Path, drafter: TinyDrafter, seed: int = 0) -> DFlashModel:
     write_target(folder / "target", TARGET, seed)
     write_drafter(folder / "drafter", TARGET, drafter, seed)
     return DFlashModel.load(folder / "drafter", folder / "target")
-
-
-def embed_block(model: DFlashModel, anchor: int) -> torch.Tensor:
-    tokens = torch.tensor([anchor] + [model.config.mask_token_id] * (model.block_size - 1))
-    return model.embedding[tokens]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -84,7 +43,7 @@ def test_hidden_states_equal_the_packages_over_rounds(tmp_path: Path, name: str)
     """A prompt and eleven rounds that accept 0 to L tokens; two sequences of different length in one call of ours."""
     drafter = DRAFTERS[name]
     model, rng, g = load(tmp_path, drafter), random.Random(1), torch.Generator().manual_seed(1)
-    peers = [Peer(tmp_path / "drafter", drafter.block) for _ in range(2)]
+    peers = [DraftPeer(tmp_path / "drafter", drafter.block) for _ in range(2)]
     states, fresh = [model.new_state() for _ in peers], [40, 3]
     ends = [0, 0]
     for _ in range(12):

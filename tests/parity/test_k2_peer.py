@@ -1,90 +1,31 @@
-"""Our target against Hugging Face's DeepseekV3ForCausalLM and compressed-tensors, which we did not write.
-
-The peer runs in float32 with experts as q * scale, unpacked by compressed-tensors. Its norms of the latents use epsilon
-1e-6 whatever the config says, hence `latent_eps`.
-"""
+"""Our target against Hugging Face's DeepseekV3ForCausalLM and compressed-tensors, which we did not write."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
-from compressed_tensors.quantization import QuantizationArgs, QuantizationStrategy
 from compressed_tensors.quantization.lifecycle.forward import dequantize
-from safetensors.torch import load_file
 
-from hedgerow.model.batch import SequenceRows
 from hedgerow.model.k2 import K2Model
 from kernels.int4 import TEST_SHAPES, int4_unpack
+from tests.peers import INT4, PEER_LATENT_EPS, TOLERANCE, chain, checkpoint_tensors, peer_model, peer_state
 from tests.tiny import TinyTarget, pack_int4, write_target
 
-with warnings.catch_warnings():  # the peer's own imports are not ours to fix
+with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV3Config, DeepseekV3ForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-PEER_LATENT_EPS = 1e-6
-TOLERANCE = 1e-4
-INT4 = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy=QuantizationStrategy.GROUP, group_size=32)
 SHAPES = [
     TinyTarget(beta_fast=1.0, layers=4),
     TinyTarget(beta_fast=32.0, hidden=128, experts=16, top_k=4, q_rank=96, kv_rank=64, expert_width=64, heads=8),
     TinyTarget(layers=5, dense_layers=2, top_k=3, shared_experts=2, nope=32, value=32, rope=32, nested=False, eps=1e-6),
     TinyTarget(beta_fast=1.0, norm_topk=False, yarn_factor=32.0, vocab=1024, routed_scale=1.5, yarn_original=128),
 ]
-
-
-def plain_name(name: str) -> str:
-    return name.removeprefix("language_model.")
-
-
-def checkpoint_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    for file in folder.glob("*.safetensors"):
-        found |= load_file(file)
-    return {plain_name(name): tensor for name, tensor in found.items()}
-
-
-def peer_expert(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """compressed-tensors' own unpacking and product, float32."""
-    size = torch.Size(tensors[name + ".weight_shape"].tolist())
-    codes = unpack_from_int32(tensors[name + ".weight_packed"], 4, size)
-    product: torch.Tensor = dequantize(codes.float(), tensors[name + ".weight_scale"].float(), args=INT4)
-    return product
-
-
-def peer_state(tensors: dict[str, torch.Tensor], experts: int) -> dict[str, torch.Tensor]:
-    """Checkpoint tensors under the peer's names: a layer's experts are one tensor there, gate first."""
-    state = {name: t.float() for name, t in tensors.items() if ".experts." not in name}
-    for base in {name.split(".experts.")[0] for name in tensors if ".mlp.experts." in name}:
-        every = [f"{base}.experts.{e}." for e in range(experts)]
-        pairs = [torch.cat([peer_expert(tensors, n + "gate_proj"), peer_expert(tensors, n + "up_proj")]) for n in every]
-        state[base + ".experts.gate_up_proj"] = torch.stack(pairs)
-        state[base + ".experts.down_proj"] = torch.stack([peer_expert(tensors, n + "down_proj") for n in every])
-    return state
-
-
-def peer_model(folder: Path, shape: TinyTarget) -> Any:
-    config = json.loads((folder / "config.json").read_text())
-    config = dict(config.get("text_config", config))
-    config.pop("quantization_config")
-    config.pop("model_type")
-    peer_config = DeepseekV3Config(**config, num_mtp_layers=0)
-    peer_config._attn_implementation = "eager"
-    peer: Any = DeepseekV3ForCausalLM(peer_config)
-    peer = peer.eval().float()
-    peer.load_state_dict(peer_state(checkpoint_tensors(folder), shape.experts), strict=True)
-    return peer
-
-
-def chain(tokens: list[int], start: int, end: int, pages: list[int]) -> SequenceRows:
-    rows = end - start
-    return SequenceRows(start, pages, tokens[start:end], range(-1, rows - 1), range(rows))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -96,7 +37,7 @@ def test_logits_equal_those_of_hugging_face(tmp_path: Path, shape: TinyTarget, s
     g = torch.Generator().manual_seed(seed)
     tokens = torch.randint(shape.vocab, (2, 150), generator=g)
     with torch.no_grad():
-        expected = peer_model(tmp_path, shape)(tokens).logits
+        expected = peer_model(tmp_path, shape.experts)(tokens).logits
     cache = model.new_cache(6)
     got: list[list[torch.Tensor]] = [[], []]
     for start, end in [(0, 1), (1, 60), (60, 133), (133, 134), (134, 150)]:
