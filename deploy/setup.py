@@ -117,6 +117,8 @@ def main() -> None:
     # the `hedgerow` command, from the checkout
     if not pip("--no-deps", "--editable", "."):
         sys.exit("setup: pip failed; its last lines are above")
+    # without a C compiler the services run on torch, and their logs say so
+    subprocess.run([str(PYTHON), "-m", "kernels.cpu.build"], cwd=ROOT, check=False)
     (VENV / f".hedgerow-{level}").write_text(wanted(level))
     say(f"done in {time.monotonic() - started:.0f} s")
 
