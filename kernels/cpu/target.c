@@ -245,10 +245,11 @@ static void normed(const Target *t, Scratch *w, const float *weight) {
     }
 }
 
-static void attention(Target *t, Scratch *w, int layer, int id, int threads) {
+/* The latents of the tile's rows into the cache */
+static void latents(Target *t, Scratch *w, int layer, int id, int threads) {
     const Model *m = &t->m;
     const Layer *l = m->layer + layer;
-    const int R = t->to - t->from, C = m->kv_rank, key = C + m->rope, qk = m->nope + m->rope, width = m->q_rank + key;
+    const int R = t->to - t->from, width = m->q_rank + m->kv_rank + m->rope;
     normed(t, w, l->attention_norm);
     COLUMNS(width, a0, a1);
     POINT(w->ys, r, R, t->qkv + (long)r * width + a0);
@@ -256,6 +257,12 @@ static void attention(Target *t, Scratch *w, int layer, int id, int threads) {
     pool_wait(t->pool, threads);
     SHARE(R, r0, r1);
     for (int r = r0; r < r1; r++) write_latent(t, l, layer, t->from + r);
+}
+
+static void attention(Target *t, Scratch *w, int layer, int id, int threads) {
+    const Model *m = &t->m;
+    const Layer *l = m->layer + layer;
+    const int R = t->to - t->from, C = m->kv_rank, key = C + m->rope, qk = m->nope + m->rope, width = m->q_rank + key;
     SHARE(m->heads, h0, h1);
     const int heads = h1 - h0;
     for (int r = 0; r < R; r++) {
@@ -391,6 +398,15 @@ static void tap(const Target *t, int layer) {
                    sizeof(float) * (size_t)m->hidden);
 }
 
+/* Whether anything is asked of the last layer but its latents */
+static int ends_wanted(const Target *t) {
+    for (int i = 0; i < t->m.taps; i++)
+        if (t->m.tapped[i] + 1 == t->m.layers) return 1;
+    for (int i = 0; i < t->plan.wanted; i++)
+        if (t->plan.want[i] >= t->from && t->plan.want[i] < t->to) return 1;
+    return 0;
+}
+
 static void head(Target *t, Scratch *w, int id, int threads) {
     const Model *m = &t->m;
     COLUMNS(m->vocab, v0, v1);
@@ -418,6 +434,8 @@ static void step(void *target, int id, int threads) {
     }
     pool_wait(t->pool, threads);
     for (int layer = 0; layer < m->layers; layer++) {
+        latents(t, w, layer, id, threads);
+        if (layer + 1 == m->layers && !ends_wanted(t)) return; /* of a chunk of a prompt, say */
         attention(t, w, layer, id, threads);
         mlp(t, w, layer, id, threads);
         if (id == 0) tap(t, layer); /* others write x only after a barrier that this thread still has to reach */

@@ -100,6 +100,19 @@ def test_chunks_of_any_size_leave_the_bits_of_one_row_at_a_time(
     assert all(map(same, scattered, one_by_one))
 
 
+def test_a_chunk_whose_logits_nobody_wants_leaves_the_same_latents_and_features(
+    model: CompiledK2, tiny: TinyPaths, one_by_one: list[Bits]
+) -> None:
+    """Nothing but the latents is then computed of the last layer, unless the drafter reads that layer."""
+    of_last = CompiledK2.load(tiny.target, (0, 2))
+    for reader in (model, of_last):
+        cache = reader.new_cache(4)
+        features = reader.forward([SequenceRows(0, range(4), TEXT, range(-1, 199), [])], cache).features
+        assert torch.equal(cache.read(range(200)), torch.stack([row.latent for row in one_by_one], 1))
+        again = reader.forward([rows_of(0, range(4), TEXT)], reader.new_cache(4)).features
+        assert torch.equal(features, again)
+
+
 def random_tree(rows: int, choose: random.Random, depth: int = 12) -> list[int]:
     """Parents of a tree as best-first builders give: some deep, some bushy."""
     parents, depths = [-1], [0]
