@@ -3,7 +3,8 @@
 
 enum { STRIDED = 3 };        /* F32 with a given distance between rows k */
 enum { ROW_BLOCK = 6 };      /* rows of the tallest tile */
-enum { AHEAD = 16 };         /* cache lines of bfloat16 that are prefetched ahead, where few rows wait for them */
+enum { ROW_BLOCK_PAGE = 3 }; /* and of a page of the cache, which comes from far: wider tiles read more of it at once */
+enum { AHEAD = 16 };         /* cache lines that are prefetched ahead, of bfloat16 where few rows wait for them */
 enum { AHEAD_Q4 = 64 };      /* and of 4-bit words, which take longer to widen */
 enum { WIDE_ROWS = 4 };      /* from here on 4-bit words are widened once, into the L1 cache, and used by all rows */
 enum { WIDE_UNITS = LANES / 4, WIDE_K = 384 }; /* units and k of a block */
@@ -73,6 +74,7 @@ INLINE void tile(const int type, const int RB, const int UB, const char *w, long
         for (int k = 0; k < K; k++) {
             if (type == BF16 && RB < 3)
                 EACH(u, UB) __builtin_prefetch((const uint32_t *)w + ((long)u * K + k) * LANES + AHEAD * 16);
+            if (type == STRIDED) EACH(u, UB) __builtin_prefetch((const float *)w + (k + AHEAD) * ks + u * 16);
             EACH(v, VB) b[v] = column(type, w, ks, K, k, v);
             STEP(k)
         }
@@ -85,6 +87,11 @@ INLINE int units_of(const int type, const int RB) {
     const int wide = RB == 1 ? 8 : RB <= 3 && type != Q4 ? 8 : 4;
     const int narrow = type == Q4 ? (RB == 1 ? 4 : 2) : RB == 1 ? 8 : RB == 2 || (RB == 3 && type != BF16) ? 4 : 2;
     return (LANES == 16 ? wide : narrow) / unit_vectors(type);
+}
+
+/* Rows of the tallest tile: of 4-bit words more are widened, see below */
+INLINE int tallest(const int type) {
+    return type == Q4 ? WIDE_ROWS - 1 : type == STRIDED ? ROW_BLOCK_PAGE : ROW_BLOCK;
 }
 
 /* Where unit u of a matrix starts, in bytes */
@@ -103,7 +110,7 @@ INLINE long unit_bytes(const int type, int K) {
 #define ROWS(RB)                                                                    \
     case RB: {                                                                      \
         const int UB = units_of(type, RB);                                          \
-        if (type == Q4 && RB >= WIDE_ROWS) break; /* never: they are widened */     \
+        if (RB > tallest(type)) break; /* never */                                  \
         SPAN(RB, UB)                                                                \
         if (UB > 1) SPAN(RB, 1)                                                     \
     } break;
@@ -130,17 +137,15 @@ static void widen(const uint32_t *words, const float *scales, int from, int to, 
         }
 }
 
-#define BLOCKS(type)                                                                                    \
-    const int blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;                                              \
-    for (int b = 0; b < blocks; b++) {                                                                  \
-        const int from = rows * b / blocks, n = rows * (b + 1) / blocks - from;                         \
-        rows_of(type, w, ks, scales, K, units, n, x + from, y + from, add);                             \
-    }
 #define DEFINE(name, type)                                                                              \
     static __attribute__((noinline)) void name(const char *w, long ks, const float *scales, int K,      \
                                                int units, int rows, const float *const *x,              \
                                                float *const *y, int add) {                              \
-        BLOCKS(type)                                                                                    \
+        const int blocks = (rows + tallest(type) - 1) / tallest(type);                                  \
+        for (int b = 0; b < blocks; b++) {                                                              \
+            const int from = rows * b / blocks, n = rows * (b + 1) / blocks - from;                     \
+            rows_of(type, w, ks, scales, K, units, n, x + from, y + from, add);                         \
+        }                                                                                               \
     }
 DEFINE(product_f32, F32)
 DEFINE(product_bf16, BF16)
