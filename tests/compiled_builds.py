@@ -8,7 +8,7 @@ from pathlib import Path
 from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.config import K2Config
 from hedgerow.model.loader import Checkpoint
-from kernels.cpu.build import BuildError, build, find_compiler
+from kernels.cpu.build import BuildError, build, find_compiler, isa_of_this_cpu
 from kernels.cpu.library import Library
 
 FAULTS = {0: "none", 1: "path summed leaf first", 2: "normaliser one ulp off", 3: "an ancestor left out"}
@@ -18,6 +18,7 @@ def missing_compiler() -> str:
     """Why nothing can be built here; empty where it can."""
     try:
         find_compiler()
+        isa_of_this_cpu()
     except BuildError as error:
         return f"{error.why}: the compiled engine is not tested"
     return ""

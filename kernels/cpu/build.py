@@ -64,7 +64,7 @@ def build(
     several processes one builds and the others wait; a library appears under its name complete or not at all.
     """
     found = find_compiler(compiler)
-    flags = (*FLAGS, level, *ISA_FLAGS[isa or best_isa(cpu_features())], *(f"-D{name}" for name in defines))
+    flags = (*FLAGS, level, *ISA_FLAGS[isa or isa_of_this_cpu()], *(f"-D{name}" for name in defines))
     path = folder / f"hedgerow-{digest(flags, version_of(found))[:32]}.so"
     if is_whole(path):
         return path
@@ -152,6 +152,14 @@ def cpu_features() -> frozenset[str]:
     except OSError:
         return frozenset()
     return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))
+
+
+def isa_of_this_cpu() -> InstructionSet:
+    """BuildError where a multiply-add would be a call of the C library, slower than PyTorch."""
+    best = best_isa(cpu_features())
+    if best == "baseline" and platform.machine() not in ("aarch64", "arm64"):
+        raise BuildError("this CPU has no AVX2 with FMA, or does not say so")
+    return best
 
 
 def best_isa(features: frozenset[str]) -> InstructionSet:

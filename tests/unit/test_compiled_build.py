@@ -182,6 +182,16 @@ def test_the_widest_instruction_set_that_is_whole_is_taken() -> None:
     assert best_isa(frozenset()) == "baseline"
 
 
+def test_a_cpu_without_multiply_adds_is_left_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every 64-bit Arm has them; an x86 without AVX2 would call the C library for each."""
+    monkeypatch.setattr(builder, "cpu_features", frozenset)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(BuildError, match="no AVX2 with FMA"):
+        build(tmp_path / "builds", compiler=script(tmp_path, COUNTING))
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert build(tmp_path / "builds", compiler=script(tmp_path, COUNTING)).exists()
+
+
 @needs_compiler
 def test_auto_takes_the_compiled_engine_where_it_works(tiny: TinyPaths) -> None:
     assert isinstance(load_target(tiny.target, tiny.feature_layers), CompiledK2)
