@@ -1,7 +1,7 @@
-"""`make demo`: start the stack, stream real text with its accepted runs marked, compare with plain decoding, stop.
+"""`make demo`: start the stack, stream real text with its accepted runs marked, see which trees pay, stop.
 
-Every prompt of models/demo.json is generated with trees first, streamed as it comes, and then again, with trees and
-plainly in turns, for the table: token rates are medians of `ROUNDS` pairs and count from the first chunk to the last.
+Every prompt of models/demo.json is streamed with trees first. Then all of them run with every budget, plain decoding
+among them, in turns: the tables show what a step costs and brings with each, and the budget that this recommends.
 """
 
 from __future__ import annotations
@@ -9,63 +9,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.budgets import BUDGETS, Cost, Measured, best_tree, cost, measure, open_stream, recommend, turns, why
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
-from hedgerow.client import Client, Options, Step, SyncStream
+from hedgerow.client import Client
 from hedgerow.errors import HedgerowError
 
-ROUNDS = 3
+ROUNDS = (3, 7)  # at least, at most
 COLOURS = ("\x1b[38;5;30m", "\x1b[38;5;130m")  # two that read on dark and on light
 BONUS, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One generation, timed by its client."""
-
-    tokens: Sequence[int]
-    steps: int  # decode steps: the prompt's own step is not one
-    seconds: float  # from the first chunk to the last
-
-    @property
-    def per_step(self) -> float:
-        return (len(self.tokens) - 1) / max(self.steps, 1)
-
-    @property
-    def rate(self) -> float:
-        return (len(self.tokens) - 1) / max(self.seconds, 1e-9)
-
-
-def open_stream(client: Client, prompt: dict[str, Any], budget: int) -> SyncStream:
-    """Starts one generation; `prompt` is an entry of models/demo.json."""
-    options: Options = {
-        "budget": budget,
-        "return_steps": True,
-        "max_tokens": prompt["max_tokens"],
-        "temperature": prompt["temperature"],
-    }
-    if "messages" in prompt:
-        return client.chat(prompt["messages"], **options)
-    return client.generate(prompt["prompt"], **options)
-
-
-def measure(client: Client, prompt: dict[str, Any], budget: int) -> Measured:
-    tokens: list[int] = []
-    moments: list[float] = []
-    steps: list[Step] = []
-    for chunk in open_stream(client, prompt, budget):
-        moments.append(time.perf_counter())
-        tokens += chunk.tokens
-        steps += chunk.steps
-    return Measured(tokens, len(steps) - 1, moments[-1] - moments[0])
+Answers = Mapping[int, Sequence[Sequence[Measured]]]  # [budget][prompt][round]
 
 
 def show(client: Client, prompt: dict[str, Any], budget: int, colour: bool) -> None:
@@ -80,40 +38,61 @@ def show(client: Client, prompt: dict[str, Any], budget: int, colour: bool) -> N
     print()
 
 
-def compare(client: Client, prompt: dict[str, Any], budget: int) -> tuple[Measured, Measured, float, float]:
-    """With trees and plainly in turns: the last of each, and both median rates."""
-    pairs = [(measure(client, prompt, budget), measure(client, prompt, 0)) for _ in range(ROUNDS)]
-    tree_rate = statistics.median(tree.rate for tree, _ in pairs)
-    plain_rate = statistics.median(plain.rate for _, plain in pairs)
-    return *pairs[-1], tree_rate, plain_rate
+def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as their widest cell; the first to the left, the others to the right."""
+    cells = [list(map(str, row)) for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        rest = (f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        print("  ".join((f"{row[0]:{widths[0]}}", *rest)))
 
 
-def table(client: Client, prompts: Sequence[dict[str, Any]], budget: int) -> bool:
-    """Prints the comparison; returns whether every text was the same both ways."""
+def yes(same: bool) -> str:
+    return "yes" if same else "NO"
+
+
+def print_budgets(costs: Mapping[int, Cost]) -> None:
+    """What every budget costs and brings, the recommended one marked."""
+    chosen, plain = recommend(costs), costs[0].rate
+    rows = [
+        (
+            (f"trees of {budget}" if budget else "no tree") + (" <- recommended" if budget == chosen else ""),
+            f"{each.per_step:.2f}", f"{each.step_ms:.2f}", f"{each.rate:.0f}", f"{each.rate / plain:.2f}",
+            yes(each.same),
+        )
+        for budget, each in costs.items()
+    ]  # fmt: skip
+    print_table(("", "tokens/step", "ms/step", "tok/s", "x plain", "same tokens as plain decoding"), rows)
+
+
+def print_prompts(names: Sequence[str], answers: Answers, budget: int) -> None:
+    """Every prompt with trees of one budget against plain decoding, out of the same runs."""
+    rows = []
+    for name, trees, plain in zip(names, answers[budget], answers[0], strict=True):
+        tree, without = cost([trees], [plain]), cost([plain], [plain])
+        rows.append((
+            name[:24], len(trees[0].tokens), tree.steps, f"{tree.per_step:.2f}", f"{tree.rate:.0f}",
+            f"{without.rate:.0f}", f"{tree.rate / without.rate:.2f}", yes(tree.same),
+        ))  # fmt: skip
     head = (
-        "",
-        "tokens",
-        "steps",
-        "tokens/step",
-        "tok/s trees",
-        "tok/s plain",
-        "ratio",
+        f"trees of {budget}", "tokens", "steps", "tokens/step", "tok/s trees", "tok/s plain", "ratio",
         "same tokens as plain decoding",
-    )
-    widths = [24, 6, 5, 11, 11, 11, 5, 29]
-    line = "  ".join(f"{{:>{width}}}" if i else f"{{:{width}}}" for i, width in enumerate(widths))
-    print(line.format(*head))
-    all_same = True
-    for prompt in prompts:
-        tree, plain, tree_rate, plain_rate = compare(client, prompt, budget)
-        same = tree.tokens == plain.tokens
-        all_same &= same
-        cells = [
-            prompt["id"][:24], len(tree.tokens), tree.steps, f"{tree.per_step:.2f}", f"{tree_rate:.0f}",
-            f"{plain_rate:.0f}", f"{tree_rate / plain_rate:.2f}", "yes" if same else "NO",
-        ]  # fmt: skip
-        print(line.format(*map(str, cells)), flush=True)
-    return all_same
+    )  # fmt: skip
+    print_table(head, rows)
+
+
+def compare(client: Client, prompts: Sequence[dict[str, Any]], seconds: float) -> bool:
+    """Measures and prints both tables and the recommendation; returns whether every text was that of plain decoding."""
+    answers = turns(lambda prompt, budget: measure(client, prompts[prompt], budget), len(prompts), ROUNDS, seconds)
+    costs = {budget: cost(answers[budget], answers[0]) for budget in BUDGETS}
+    print(f"demo: each ran {len(answers[0][0])} times; rates are of one stream, from medians\n")
+    print_budgets(costs)
+    print()
+    print_prompts([prompt["id"] for prompt in prompts], answers, best_tree(costs))
+    same = all(each.same for each in costs.values())
+    print(f"\ndemo: {why(costs)}")
+    print(f"demo: same tokens as plain decoding, every budget and round: {yes(same)}")
+    return same
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,7 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("models/sapling"))
     parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
     parser.add_argument("--prompts", type=Path, default=Path("models/demo.json"))
-    parser.add_argument("--budget", type=int, default=8)
+    parser.add_argument("--budget", type=int, default=8, help="of the texts that are streamed first")
+    parser.add_argument("--seconds", type=float, default=20.0, help="no further round of measuring begins after these")
     args = parser.parse_args(argv)
     prompts = json.loads(args.prompts.read_text())
     with tempfile.TemporaryDirectory(prefix="hedgerow-demo-") as data:
@@ -136,8 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"demo: trees of {args.budget}; on a terminal every step's run of tokens has its own colour")
                 for prompt in prompts:
                     show(client, prompt, args.budget, sys.stdout.isatty())
-                print(f"\ndemo: the same prompts with trees and plainly, {ROUNDS} times in turns", flush=True)
-                same = table(client, prompts, args.budget)
+                print("\ndemo: the same prompts in turns, without trees and with four sizes of them", flush=True)
+                same = compare(client, prompts, args.seconds)
         except HedgerowError as error:
             print(f"demo: {error}", file=sys.stderr)
             return 1
