@@ -1,9 +1,10 @@
-"""Tokens per decode step on held-out prompts: chain against trees, through the engine in this process.
+"""Tokens per decode step on held-out prompts, chain against trees, and whether what was written is Python.
 
     python -m bench.acceptance --prompts 100 --tokens 96
 
 Tokens per step counts what decode steps emit, bonus included; the prompt's own step, which emits the first token, is
 left out on both sides. A chain is a tree with one candidate a depth (topk_cap 1) and the block's depth as its budget.
+The texts of all shapes must be the same; those of T=0 are scored: see bench.scoring.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from bench.drive import Job, drive_now
+from bench.scoring import MOST_DROPPED, score
 from bench.subjects import Subjects, machine
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.types import Sampling
@@ -35,10 +38,17 @@ SHAPES = {
 SETTINGS = {"T=0": Sampling(temperature=0.0), "T=0.8 top-p 0.95": Sampling(temperature=0.8, top_p=0.95)}
 
 
+class Answers(NamedTuple):
+    """What one shape of tree made of the prompts."""
+
+    per_step: list[float]  # tokens per decode step, by prompt
+    texts: list[list[int]]  # tokens, by prompt
+
+
 def measure(
     subjects: Subjects, sampling: Sampling, shape: tuple[int, int], prompts: Sequence[int], tokens: int
-) -> list[float]:
-    """Tokens per decode step of each prompt."""
+) -> Answers:
+    """`tokens` tokens after each prompt; a prompt's number is its seed."""
     budget, cap = shape
     engine = VerifierEngine(subjects.model, EngineConfig(max_sequences=8), subjects.vocabulary, subjects.eos)
     jobs = [
@@ -51,8 +61,43 @@ def measure(
         )
         for p in prompts
     ]
-    usage = drive_now(engine, subjects.drafter(), jobs).usage
-    return [(usage[job.name].completion_tokens - 1) / (usage[job.name].steps - 1) for job in jobs]
+    run = drive_now(engine, subjects.drafter(), jobs)
+    rates = [(run.usage[job.name].completion_tokens - 1) / (run.usage[job.name].steps - 1) for job in jobs]
+    return Answers(rates, [run.tokens[job.name] for job in jobs])
+
+
+def measure_setting(
+    subjects: Subjects, setting: str, shapes: Sequence[str], prompts: Sequence[int], tokens: int
+) -> tuple[dict[str, float], list[list[int]]]:
+    """Prints and returns the mean of every shape, and the texts. Texts that differ between shapes end the run."""
+    means: dict[str, float] = {}
+    texts: list[list[int]] = []
+    for name in shapes:
+        answers = measure(subjects, SETTINGS[setting], SHAPES[name], prompts, tokens)
+        # steps add up, so the mean over tokens is the harmonic one
+        means[name] = round(statistics.harmonic_mean(answers.per_step), 3)
+        cuts = statistics.quantiles(answers.per_step, n=10)
+        print(f"{setting:18} {name:8} {means[name]:.2f}  ({cuts[0]:.2f}, {cuts[4]:.2f}, {cuts[8]:.2f})", flush=True)
+        texts = texts or answers.texts
+        if answers.texts != texts:
+            raise SystemExit(f"{setting}: the tokens of {name} are not those of {shapes[0]}")
+    if {"tree 16", "chain 7"} <= means.keys():
+        print(f"{setting:18} tree 16 over chain 7: {means['tree 16'] / means['chain 7'] - 1:+.1%}; same tokens: yes")
+    return means, texts
+
+
+def python_score(subjects: Subjects, heads: Sequence[str], texts: Sequence[Sequence[int]]) -> dict[str, int]:
+    """How many of the texts are Python after their heads. A text ends at its first end-of-sequence token."""
+    as_cut = dropped = 0
+    for head, tokens in zip(heads, texts, strict=True):
+        end = next((i for i, token in enumerate(tokens) if token in subjects.eos), len(tokens))
+        text = b"".join(subjects.vocabulary[token] for token in tokens[:end]).decode("utf-8", "replace")
+        scored = score(head, text)
+        as_cut += scored.dropped == 0
+        dropped += scored.dropped is not None
+    print(f"T=0: of {len(texts)} completions cut at the last complete line {as_cut} parse with their heads, "
+          f"{dropped} when up to {MOST_DROPPED} trailing lines may be dropped (at least 75 of 100 must)")  # fmt: skip
+    return {"completions": len(texts), "parse_as_cut": as_cut, "parse_dropping_at_most_6_lines": dropped}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,33 +108,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--settings", nargs="*", default=["T=0"], choices=list(SETTINGS))
+    parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--out", type=Path, default=Path("bench/results/acceptance.json"))
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     subjects = Subjects.read(args.model, args.drafter, args.heads, most_tokens=2048, engine="auto")
     chosen = range(min(args.prompts, len(subjects.prompts)))
+    heads = [json.loads(line)["head"] for line in args.heads.read_text(encoding="utf-8").splitlines()]
     print(
         f"{len(chosen)} held-out heads, {args.tokens} tokens each: tokens per step, mean (10 %, 50 %, 90 % of prompts)"
     )
-    figures: dict[str, dict[str, float]] = {}
+    result: dict[str, Any] = {
+        "machine": machine(), "identity": subjects.identity, "prompts": len(chosen), "tokens": args.tokens,
+        "tokens_per_step": {},
+    }  # fmt: skip
     for setting in args.settings:
-        for name, shape in SHAPES.items():
-            per_prompt = measure(subjects, SETTINGS[setting], shape, chosen, args.tokens)
-            # steps add up, so the mean over tokens is the harmonic one
-            mean = statistics.harmonic_mean(per_prompt)
-            cuts = statistics.quantiles(per_prompt, n=10)
-            figures.setdefault(setting, {})[name] = round(mean, 3)
-            print(f"{setting:18} {name:8} {mean:.2f}  ({cuts[0]:.2f}, {cuts[4]:.2f}, {cuts[8]:.2f})", flush=True)
-        gain = figures[setting]["tree 16"] / figures[setting]["chain 7"] - 1
-        print(f"{setting:18} tree 16 over chain 7: {gain:+.1%}")
-    result = {
-        "machine": machine(),
-        "identity": subjects.identity,
-        "prompts": len(chosen),
-        "tokens": args.tokens,
-        "tokens_per_step": figures,
-    }
+        means, texts = measure_setting(subjects, setting, args.shapes, chosen, args.tokens)
+        result["tokens_per_step"][setting] = means
+        if setting == "T=0":
+            result["python"] = python_score(subjects, heads[: len(chosen)], texts)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0
