@@ -4,10 +4,11 @@
 enum { STRIDED = 3 };        /* F32 with a given distance between rows k */
 enum { ROW_BLOCK = 6 };      /* rows of the tallest tile */
 enum { ROW_BLOCK_PAGE = 3 }; /* and of a page of the cache, which comes from far: wider tiles read more of it at once */
-enum { AHEAD = 16 };         /* cache lines that are prefetched ahead, of bfloat16 where few rows wait for them */
+enum { AHEAD = 16 };         /* cache lines that are prefetched ahead */
 enum { AHEAD_Q4 = 64 };      /* and of 4-bit words, which take longer to widen */
+enum { NEAR = 64 << 10 };    /* bytes of units that stay near while all rows pass */
 enum { WIDE_ROWS = 4 };      /* from here on 4-bit words are widened once, into the L1 cache, and used by all rows */
-enum { WIDE_UNITS = LANES / 4, WIDE_K = 384 }; /* units and k of a block */
+enum { WIDE_UNITS = LANES / 8, WIDE_K = 384 }; /* units and k of a block */
 
 INLINE int unit_columns(const int type) { return type == BF16 ? 2 * LANES : 16; }
 INLINE int unit_vectors(const int type) { return type == BF16 ? 2 : PARTS; }
@@ -72,7 +73,7 @@ INLINE void tile(const int type, const int RB, const int UB, const char *w, long
         }
     } else {
         for (int k = 0; k < K; k++) {
-            if (type == BF16 && RB < 3)
+            if (type == BF16)
                 EACH(u, UB) __builtin_prefetch((const uint32_t *)w + ((long)u * K + k) * LANES + AHEAD * 16);
             if (type == STRIDED) EACH(u, UB) __builtin_prefetch((const float *)w + (k + AHEAD) * ks + u * 16);
             EACH(v, VB) b[v] = column(type, w, ks, K, k, v);
@@ -104,7 +105,7 @@ INLINE long unit_bytes(const int type, int K) {
     for (; u + UB <= units; u += UB) {                                              \
         const float *scale = type == Q4 ? scales + (long)u * (K / 2) : 0;           \
         float *ys[ROW_BLOCK];                                                       \
-        EACH(r, RB) ys[r] = y[r] + (long)u * unit_columns(type);                    \
+        EACH(r, RB) ys[r] = y[r] + at + (long)u * unit_columns(type);               \
         tile(type, RB, UB, w + u * unit_bytes(type, K), ks, scale, K, x, ys, add);  \
     }
 #define ROWS(RB)                                                                    \
@@ -117,7 +118,7 @@ INLINE long unit_bytes(const int type, int K) {
 
 /* Up to ROW_BLOCK rows by `units` units */
 INLINE void rows_of(const int type, const char *w, long ks, const float *scales, int K, int units, int rows,
-                    const float *const *x, float *const *y, int add) {
+                    const float *const *x, float *const *y, long at, int add) {
     int u = 0;
     switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) }
 }
@@ -137,14 +138,25 @@ static void widen(const uint32_t *words, const float *scales, int from, int to, 
         }
 }
 
+/* Blocks of rows pass over a few units at a time, which only the first of them has to fetch from far. bfloat16 takes
+ * its tallest tiles first: they hide what widening costs. */
 #define DEFINE(name, type)                                                                              \
     static __attribute__((noinline)) void name(const char *w, long ks, const float *scales, int K,      \
                                                int units, int rows, const float *const *x,              \
                                                float *const *y, int add) {                              \
+        const int near = type == STRIDED ? units : MOST(8, NEAR / (int)unit_bytes(type, K));            \
         const int blocks = (rows + tallest(type) - 1) / tallest(type);                                  \
-        for (int b = 0; b < blocks; b++) {                                                              \
-            const int from = rows * b / blocks, n = rows * (b + 1) / blocks - from;                     \
-            rows_of(type, w, ks, scales, K, units, n, x + from, y + from, add);                         \
+        for (int u = 0; u < units; u += near) {                                                         \
+            const int some = units - u < near ? units - u : near;                                       \
+            const char *at = w + u * unit_bytes(type, K);                                               \
+            const float *scale = type == Q4 ? scales + (long)u * (K / 2) : 0;                           \
+            for (int b = 0; b < blocks; b++) {                                                          \
+                const int from = type == BF16 ? b * tallest(type) : rows * b / blocks;                  \
+                const int until = type == BF16 ? from + tallest(type) : rows * (b + 1) / blocks;        \
+                const int n = (until < rows ? until : rows) - from;                                     \
+                rows_of(type, at, ks, scale, K, some, n, x + from, y + from,                            \
+                        (long)u * unit_columns(type), add);                                             \
+            }                                                                                           \
         }                                                                                               \
     }
 DEFINE(product_f32, F32)
