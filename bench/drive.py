@@ -116,7 +116,7 @@ def plain(model: Target, prompt: Sequence[int], sampling: Sampling, eos: frozens
         covered = pages[: -(-(prefix + len(tokens)) // page_size)]
         last = len(tokens) - 1
         logits, _ = model.forward([SequenceRows(prefix, covered, tokens, range(-1, last), [last])], cache)
-        output += draw(logits, [RowDraw(sampling, len(prompt) + len(output), len(output))], eos)
+        output += draw(logits, [RowDraw(sampling, len(prompt) + len(output), len(output))], eos, model.walk)
         if len(output) == sampling.max_tokens or (output[-1] in eos and not sampling.ignore_eos):
             return output
         tokens = output[-1:]

@@ -8,6 +8,8 @@ of plain decoding for every tree (target-sample matching); with noise keyed by p
 Rows are the anchor (row 0, parent -1) and the tree's nodes, parents before children, no token twice below one parent.
 
 parents, tokens, drawn [S, n] int64, rows [S] -> on_path [S, n] bool, length [S], bonus [S].   n <= 64
+
+`walk_trees` draws as it walks, so that of a seeded tree only the rows on the path are drawn.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.dispatch import op
+from kernels.sample import Law, sample
 from kernels.tree_mask import BITS, tree_mask
 
 TEST_SHAPES = [(1, 1), (2, 8), (3, 33), (2, 64)]  # (S, n)
@@ -58,3 +61,58 @@ def accept_walk(parents: Sequence[int], tokens: Sequence[int], drawn: Sequence[i
             row, wanted = i, drawn[i]
             path.append(i)
     return path
+
+
+UNDRAWN = -1  # no token
+
+
+class WalkRows(NamedTuple):
+    """One sequence's rows of a step's logits: the anchor, and the nodes of its tree if it has one."""
+
+    first: int  # the anchor's row; the others follow it
+    parents: Sequence[int]  # as above, the anchor's included
+    tokens: Sequence[int]
+    law: Law  # of the anchor's row; a row at depth d draws the token d positions later
+
+
+class Walked(NamedTuple):
+    """Where the draws led."""
+
+    path: list[int]  # rows from the anchor down, ascending, counted from the anchor
+    bonus: int  # the draw at its last row
+
+
+def walk_trees(logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
+    """Draws from `logits` [R, V] and follows the draws down every tree. ValueError as `sample`.
+
+    Level by level, all trees together. Greedy rows cost next to nothing and are all drawn with the first level.
+    """
+    drawn = [[UNDRAWN] * len(tree.tokens) for tree in trees]
+    depths = [depths_of(tree.parents) for tree in trees]
+    first = [range(1 if tree.law.temperature > 0 else len(tree.tokens)) for tree in trees]
+    wanted = [(n, row) for n, rows in enumerate(first) for row in rows]
+    while wanted:
+        places = [trees[n].first + row for n, row in wanted]
+        laws = [trees[n].law for n, _ in wanted]
+        laws = [
+            law._replace(position=law.position + depths[n][row]) for law, (n, row) in zip(laws, wanted, strict=True)
+        ]
+        tokens = sample(logits if places == list(range(len(logits))) else logits[places], laws).tolist()
+        for (n, row), token in zip(wanted, tokens, strict=True):
+            drawn[n][row] = token
+        ends = [(n, path_of(tree, drawn[n])[-1]) for n, tree in enumerate(trees)]
+        wanted = [(n, row) for n, row in ends if drawn[n][row] == UNDRAWN]
+    paths = [path_of(tree, tokens) for tree, tokens in zip(trees, drawn, strict=True)]
+    return [Walked(path, tokens[path[-1]]) for path, tokens in zip(paths, drawn, strict=True)]
+
+
+def path_of(tree: WalkRows, drawn: Sequence[int]) -> list[int]:
+    return accept_walk(tree.parents, tree.tokens, drawn)
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Of each row; the anchor's is 0."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return depths

@@ -46,8 +46,8 @@ class BuiltTrees(NamedTuple):
     counts: torch.Tensor  # [S] int64
 
 
-class HeapTree(NamedTuple):
-    """One tree as the heap built it."""
+class PlainTree(NamedTuple):
+    """One tree in best-first order."""
 
     tokens: list[int]
     parents: list[int]
@@ -163,7 +163,7 @@ def _sort_key(sigma: torch.Tensor, table: Candidates, caps: torch.Tensor) -> tor
 
 def tree_build_heap(
     logprobs: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], budget: int, cap: int = 0
-) -> HeapTree:
+) -> PlainTree:
     """The oracle: best-first search with a heap, one sequence. Arguments as those of `tree_build`, without S."""
     q = np.asarray(logprobs, dtype=np.float32)
     depth, width = q.shape
@@ -177,7 +177,7 @@ def tree_build_heap(
 
     heap = [entry((0,))]
     number: dict[tuple[int, ...], int] = {(): -1}
-    tree = HeapTree([], [], [])
+    tree = PlainTree([], [], [])
     while heap and len(tree.tokens) < budget:
         cost, rho = heapq.heappop(heap)
         number[rho] = len(tree.tokens)
@@ -189,3 +189,22 @@ def tree_build_heap(
         if len(rho) < depth:
             heapq.heappush(heap, entry((*rho, 0)))
     return tree
+
+
+# Sizes at which `plain_trees` builds: each has a table of its own.
+BUILD_SIZES = (4, 8, 12, 16, 24, 32, 48, 63, 96, 128)
+
+
+def build_size(budget: int) -> int:
+    return next(size for size in BUILD_SIZES if size >= budget)
+
+
+def plain_trees(logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
+    """From a block's logits [S, L, V] to one tree a sequence. Budgets of 128 nodes at most; caps as in `tree_build`."""
+    if not budgets:
+        return []
+    ranks = max(min(cap or budget, budget) for budget, cap in zip(budgets, caps, strict=True))
+    best = top_logprobs(logits, max(ranks, 1))
+    built = tree_build(best.logprobs, best.tokens, torch.tensor(budgets), torch.tensor(caps), build_size(max(budgets)))
+    tokens, parents, logprobs = built.tokens.tolist(), built.parents.tolist(), built.logprobs.tolist()
+    return [PlainTree(tokens[s][:n], parents[s][:n], logprobs[s][:n]) for s, n in enumerate(built.counts.tolist())]

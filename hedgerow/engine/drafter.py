@@ -17,11 +17,9 @@ import torch
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, TreeNodes
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.interface import Context, Draft
-from kernels.tree_build import candidates, top_logprobs, tree_build
+from kernels.tree_build import BUILD_SIZES, build_size
 
 NO_NODES = TreeNodes((), (), ())
-# Sizes at which trees are built: each has a table of its own (tree_build), all of which are made at start.
-BUILD_SIZES = (4, 8, 12, 16, 24, 32, 48, 63, 96, 128)
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,12 @@ class DrafterEngine:
     def __init__(self, model: Draft, config: DrafterConfig) -> None:
         self.config = config
         self._model = model
-        self._depth = model.block_size - 1
         self._reach = model.config.max_position_embeddings  # positions that the model can stand at
         self._states: OrderedDict[int, Context] = OrderedDict()  # least recently used first
         self.incarnation = os.urandom(16)
-        for size in BUILD_SIZES[: BUILD_SIZES.index(_build_size(config.max_budget)) + 1]:
-            candidates(self._depth, size, torch.device("cpu"))
+        nothing = torch.zeros(1, model.block_size - 1, model.vocab_size)
+        for size in BUILD_SIZES[: BUILD_SIZES.index(build_size(config.max_budget)) + 1]:
+            model.trees(nothing, [size], [0])  # whatever is made once for trees of a size is made now
 
     @property
     def held(self) -> int:
@@ -122,14 +120,8 @@ class DrafterEngine:
     def _build(self, logits: torch.Tensor | None, works: Sequence[DraftWork]) -> list[TreeNodes]:
         if logits is None:
             return []
-        size = _build_size(max(work.budget for work in works))
-        ranks = max(min(work.topk_cap or work.budget, work.budget) for work in works)
-        best = top_logprobs(logits, ranks)
-        budgets = torch.tensor([work.budget for work in works])
-        caps = torch.tensor([work.topk_cap for work in works])
-        built = tree_build(best.logprobs, best.tokens, budgets, caps, size)
-        tokens, parents, logprobs = built.tokens.tolist(), built.parents.tolist(), built.logprobs.tolist()
-        return [TreeNodes(tokens[s][:n], parents[s][:n], logprobs[s][:n]) for s, n in enumerate(built.counts.tolist())]
+        trees = self._model.trees(logits, [work.budget for work in works], [work.topk_cap for work in works])
+        return [TreeNodes(*tree) for tree in trees]
 
     def _check(self, batch: DraftBatch) -> None:
         count, distinct = len(batch.works), len({work.sequence for work in batch.works})
@@ -154,10 +146,6 @@ class DrafterEngine:
             end = max(work.feature_position + shape[0], state.end if state else 0)
             limit = f"at least {end}: every context position is below it"
             _check("anchor_position", work.anchor_position, work.anchor_position >= end, limit)
-
-
-def _build_size(budget: int) -> int:
-    return next(size for size in BUILD_SIZES if size >= budget)
 
 
 def _check(field: str, value: object, holds: bool, limit: str) -> None:

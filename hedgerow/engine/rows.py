@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from hedgerow.engine.sampler import RowDraw, draw
+from hedgerow.engine.sampler import DrawnTree, RowDraw, WalkTrees, follow
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import Phase
 from hedgerow.engine.tree import Tree
 from hedgerow.model.batch import SequenceRows
-from kernels.tree_accept import accept_walk
-
-UNDRAWN = -1  # no token
+from kernels.tree_accept import Walked
 
 
 class Part(NamedTuple):
@@ -24,14 +22,7 @@ class Part(NamedTuple):
     tree: Tree | None
     rows: SequenceRows
     first_row: int  # in the pass's features
-    first_draw: int  # in the pass's logits
-    draws: list[RowDraw]  # one per wanted row
-
-    @property
-    def drawn_first(self) -> range:
-        """Draws that are made before any walk."""
-        greedy = self.work.sequence.start.sampling.temperature == 0
-        return range(len(self.draws) if greedy else min(len(self.draws), 1))
+    drawn: DrawnTree | None  # its rows in the pass's logits; None: nothing is drawn
 
 
 class Walk(NamedTuple):
@@ -49,31 +40,30 @@ def build(works: Sequence[Work], trees: dict[int, Tree], page_size: int) -> list
     for work in works:
         tree = trees.get(work.sequence.number) if work.phase is Phase.DECODING else None
         part = _part(work, tree, row, draw, page_size)
-        row, draw = row + len(part.rows.tokens), draw + len(part.draws)
+        row, draw = row + len(part.rows.tokens), draw + len(part.rows.want_logits)
         parts.append(part)
     return parts
 
 
 def _part(work: Work, tree: Tree | None, row: int, draw: int, page_size: int) -> Part:
     sequence, (tokens, parents) = work.sequence, _tokens(work, tree)
-    depths: Sequence[int] = ()
+    prompt, last = len(sequence.start.prompt), len(tokens) - 1
+    wanted, at, drawn = range(0), work.prefix + 1, None  # `at`: the position that row 0 draws
     if work.phase is Phase.DECODING:
+        wanted = range(len(tokens))
         depths = (0, *tree.depth) if tree else (0,)
-    elif (
-        work.phase is Phase.PREFILLING and not sequence.output and work.prefix + work.rows == len(sequence.start.prompt)
-    ):
-        depths = (len(tokens) - 1,)  # the prompt's last row draws the token at offset 0
-    first = work.prefix + 1  # position that row 0 draws
-    offset = first - len(sequence.start.prompt)
+        drawn = DrawnTree(draw, parents, tokens, depths, RowDraw(sequence.start.sampling, at, at - prompt))
+    elif work.phase is Phase.PREFILLING and not sequence.output and work.prefix + work.rows == prompt:
+        wanted = range(last, last + 1)  # the prompt's last row draws the token at offset 0
+        drawn = DrawnTree(draw, (-1,), tokens[-1:], (0,), RowDraw(sequence.start.sampling, prompt, 0))
     rows = SequenceRows(
         prefix=work.prefix,
         pages=sequence.pages[: -(-(work.prefix + len(tokens)) // page_size)],
         tokens=tokens,
         parents=parents,
-        want_logits=range(len(tokens)) if work.phase is Phase.DECODING else depths,
+        want_logits=wanted,
     )
-    draws = [RowDraw(sequence.start.sampling, first + depth, offset + depth) for depth in depths]
-    return Part(work, tree, rows, row, draw, draws)
+    return Part(work, tree, rows, row, drawn)
 
 
 def _tokens(work: Work, tree: Tree | None) -> tuple[Sequence[int], Sequence[int]]:
@@ -89,39 +79,22 @@ def _tokens(work: Work, tree: Tree | None) -> tuple[Sequence[int], Sequence[int]
     return output[begin - len(prompt) : end - len(prompt)], range(-1, work.rows - 1)
 
 
-def walk_all(parts: Sequence[Part], logits: torch.Tensor, eos: frozenset[int]) -> list[Walk]:
-    """Draws from `logits` [wanted rows of all parts, V] and follows the draws down every tree.
-
-    Level by level, all parts together, so that of a seeded part only the rows that its walk reaches are drawn: a row's
-    draw depends on no other row. Greedy rows cost next to nothing and are all drawn with the first level.
-    """
-    drawn = [[UNDRAWN] * len(part.draws) for part in parts]
-    wanted = [(n, row) for n, part in enumerate(parts) for row in part.drawn_first]
-    while wanted:
-        places = [parts[n].first_draw + row for n, row in wanted]
-        rows = logits if len(places) == len(logits) else logits[places]
-        tokens = draw(rows, [parts[n].draws[row] for n, row in wanted], eos)
-        for (n, row), token in zip(wanted, tokens, strict=True):
-            drawn[n][row] = token
-        ends = [(n, _path(parts[n], drawn[n])[-1]) for n, part in enumerate(parts) if part.tree is not None]
-        wanted = [(n, row) for n, row in ends if drawn[n][row] == UNDRAWN]
-    return [_walk(part, tokens) for part, tokens in zip(parts, drawn, strict=True)]
+def walk_all(parts: Sequence[Part], logits: torch.Tensor, eos: frozenset[int], walk: WalkTrees) -> list[Walk]:
+    """Draws from `logits` [wanted rows of all parts, V] and follows the draws down every tree, all parts together."""
+    drawn = [part.drawn for part in parts if part.drawn is not None]
+    walked = iter(follow(logits, drawn, eos, walk))
+    return [_walk(part, next(walked) if part.drawn is not None else None) for part in parts]
 
 
-def _walk(part: Part, drawn: Sequence[int]) -> Walk:
+def _walk(part: Part, walked: Walked | None) -> Walk:
     """Cuts the path where the sequence ends. Its stop watch then has seen the tokens: once per step."""
-    sequence, path = part.work.sequence, _path(part, drawn)
+    if walked is None:
+        return Walk(range(part.work.rows), [], 0)
+    sequence, path = part.work.sequence, walked.path
     if part.work.phase is not Phase.DECODING:
-        return Walk(path, sequence.truncate(drawn), 0)
-    tokens = sequence.truncate([*(part.rows.tokens[row] for row in path[1:]), drawn[path[-1]]])
+        return Walk(range(part.work.rows), sequence.truncate([walked.bonus]), 0)
+    tokens = sequence.truncate([*(part.rows.tokens[row] for row in path[1:]), walked.bonus])
     return Walk(path[: len(tokens)], tokens, len(path) - 1)
-
-
-def _path(part: Part, drawn: Sequence[int]) -> Sequence[int]:
-    """The part's rows that the draws so far lead to."""
-    if part.tree is None:
-        return range(part.work.rows)
-    return accept_walk(part.rows.parents, part.rows.tokens, drawn)
 
 
 def moves(part: Part, path: Sequence[int], page_size: int) -> tuple[list[int], list[int]]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from hedgerow.engine.types import Sampling
 from hedgerow.errors import InvalidRequest, InvariantViolation
-from kernels.sample import Law, sample
+from kernels.sample import Law
+from kernels.tree_accept import Walked, WalkRows, walk_trees
 
 MAX_TEMPERATURE = 100.0
 MAX_STOPS, MAX_STOP_BYTES = 16, 256
 MAX_STOP_TOKENS = 64
 MAX_BIASES, MAX_BIAS = 1024, 100.0
 SEEDS, WORDS = 1 << 63, 1 << 32
+
+
+WalkTrees = Callable[[torch.Tensor, Sequence[WalkRows]], list[Walked]]  # a target's `walk`
 
 
 class RowDraw(NamedTuple):
@@ -26,24 +30,47 @@ class RowDraw(NamedTuple):
     offset: int  # output tokens before it; min_tokens counts these
 
 
-def draw(logits: torch.Tensor, rows: Sequence[RowDraw], eos: frozenset[int]) -> list[int]:
-    """One token a row of `logits` [R, V] float32, which stays as it is.
+class DrawnTree(NamedTuple):
+    """One sequence's rows of logits, from `first` on: the anchor's and its nodes', parents before children."""
+
+    first: int
+    parents: Sequence[int]  # -1: row 0 has none
+    tokens: Sequence[int]
+    depths: Sequence[int]  # 0 of row 0
+    draw: RowDraw  # of row 0; the others draw later positions and offsets
+
+
+def draw(logits: torch.Tensor, rows: Sequence[RowDraw], eos: frozenset[int], walk: WalkTrees = walk_trees) -> list[int]:
+    """One token a row of `logits` [R, V] float32, which stays as it is; the rest as in `walk`."""
+    assert logits.shape[0] == len(rows), "one row of logits a draw"
+    trees = [DrawnTree(i, (-1,), (0,), (0,), row) for i, row in enumerate(rows)]
+    return [walked.bonus for walked in follow(logits, trees, eos, walk)]
+
+
+def follow(logits: torch.Tensor, trees: Sequence[DrawnTree], eos: frozenset[int], walk: WalkTrees) -> list[Walked]:
+    """Draws from `logits` [R, V] float32, which stays as it is, and follows the draws down every tree.
 
     In this order: `logit_bias` is added; below `min_tokens` the tokens of `eos` and `stop_token_ids` are barred, with
     `ignore_eos` too; then temperature, top-k, top-p, min-p and the seeded draw of `kernels.sample`. InvariantViolation
-    where a row is not numbers or has every token barred.
+    where a row that is drawn is not numbers or has every token barred.
     """
-    assert logits.shape[0] == len(rows), "one row of logits a draw"
-    edited = [i for i, row in enumerate(rows) if row.sampling.logit_bias or row.offset < row.sampling.min_tokens]
+    if not trees:
+        return []
+    edited = [tree for tree in trees if _edits(tree.draw)]
     if edited:
         logits = logits.clone()
-        for i in edited:
-            _edit(logits[i], rows[i], eos)
+        for tree in edited:
+            for row, depth in enumerate(tree.depths):
+                _edit(logits[tree.first + row], tree.draw._replace(offset=tree.draw.offset + depth), eos)
+    asked = [WalkRows(tree.first, tree.parents, tree.tokens, _law(tree.draw)) for tree in trees]
     try:
-        tokens: list[int] = sample(logits, [_law(row) for row in rows]).tolist()
+        return walk(logits, asked)
     except ValueError as error:
         raise InvariantViolation(f"cannot draw: {error}") from error
-    return tokens
+
+
+def _edits(draw: RowDraw) -> bool:
+    return bool(draw.sampling.logit_bias) or draw.offset < draw.sampling.min_tokens
 
 
 def _edit(row: torch.Tensor, draw: RowDraw, eos: frozenset[int]) -> None:

@@ -182,7 +182,7 @@ class VerifierEngine:
 
     def _accept(self, plan: Plan, parts: list[rows.Part], logits: torch.Tensor, features: torch.Tensor) -> None:
         """Draws, walks, moves the accepted latents into place, keeps their features, and hands out the tokens."""
-        walks = rows.walk_all(parts, logits, self._eos)
+        walks = rows.walk_all(parts, logits, self._eos, self._model.walk)
         moved = [rows.moves(part, walk.path, self.cache.page_size) for part, walk in zip(parts, walks, strict=True)]
         sources = [slot for source, _ in moved for slot in source]
         if sources:

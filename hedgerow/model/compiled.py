@@ -17,6 +17,7 @@ import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import ForwardOutput, SequenceRows
+from hedgerow.model.compiled_walk import Walker
 from hedgerow.model.config import K2Config
 from hedgerow.model.k2 import rotations
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
@@ -24,8 +25,9 @@ from hedgerow.model.packing import Packer, check_sizes, pack_layer
 from kernels.cpu import library as lib
 from kernels.cpu.build import BUILDS, build
 from kernels.mla_tree_attention import PAGE
+from kernels.tree_accept import Walked, WalkRows
 
-LAW = "c1"  # of the arithmetic; the next number when a bit of any result changes
+LAW = "c2"  # of the arithmetic; the next number when a bit of any result, or a drawn token, changes
 NO_MEMORY = 11
 # target.h: what is wrong with a plan, and what would be right
 FAULTS = {
@@ -112,7 +114,7 @@ class CompiledK2:
         if not self._engine:
             raise MemoryError("the compiled engine has no memory or cannot start its threads")
         weakref.finalize(self, library.functions.target_close, self._engine)
-        self._turn = threading.Lock()
+        self._walker, self._turn = Walker(library, c.vocab_size), threading.Lock()
 
     @classmethod
     def load(
@@ -157,6 +159,11 @@ class CompiledK2:
             field, limit = FAULTS[code]
             raise InvalidRequest(f"rows[{fault.sequence}].{field}", fault.value, f"{limit} (row {fault.row})")
         return ForwardOutput(logits, features)
+
+    def walk(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
+        """As `kernels.tree_accept.walk_trees`, by the engine's own law of rounding."""
+        with self._turn:
+            return self._walker(logits, trees)
 
     def _describe(self, checkpoint: Checkpoint, latent_eps: float) -> lib.Model:
         c, p = self.config, self._packer

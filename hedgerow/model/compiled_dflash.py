@@ -12,6 +12,7 @@ import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.compiled import checked_threads
+from hedgerow.model.compiled_trees import compiled_trees
 from hedgerow.model.config import DraftConfig
 from hedgerow.model.dflash import rotary_tables
 from hedgerow.model.fields import ConfigError
@@ -20,6 +21,7 @@ from hedgerow.model.packing import PANEL, Packer, in_turn
 from kernels.cpu import library as lib
 from kernels.cpu.build import BUILDS, build
 from kernels.mla_tree_attention import PAGE
+from kernels.tree_build import PlainTree
 
 # drafter.h: what is wrong with a step
 FAULTS = {
@@ -96,7 +98,7 @@ class CompiledDFlash:
         self.feature_layers, self.block_size, self.vocab_size = c.target_layer_ids, c.block_size, c.vocab_size
         self.feature_width = len(c.target_layer_ids) * c.hidden_size
         self.checkpoint_hash = checkpoint_hash(folder)
-        self._functions, self._packer = library.functions, Packer(library.lanes)
+        self._library, self._functions, self._packer = library, library.functions, Packer(library.lanes)
         self._model = self._describe(Checkpoint(folder), target_folder, amplitude)
         self._engine = library.functions.drafter_open(self._model, threads)
         if not self._engine:
@@ -169,6 +171,10 @@ class CompiledDFlash:
         if code:
             raise MemoryError("no memory for the step's scores")
         return logits
+
+    def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
+        """One tree a sequence from `draft`'s logits, as `kernels.tree_build.plain_trees`."""
+        return compiled_trees(self._library, logits, budgets, caps)
 
     def _describe(self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None) -> lib.DraftModel:
         c, p = self.config, self._packer

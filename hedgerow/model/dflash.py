@@ -22,6 +22,7 @@ from kernels.linear import ANY_ROWS, column_blocks, wide_linear
 from kernels.rmsnorm import rmsnorm
 from kernels.rope import inverse_frequencies, rope_halves, yarn_frequencies
 from kernels.swiglu import swiglu
+from kernels.tree_build import PlainTree, plain_trees
 
 LEAST_CAPACITY = 64
 
@@ -207,6 +208,10 @@ class DFlashModel:
         with torch.inference_mode():
             hidden = self.hidden(states, anchors, positions)
             return wide_linear(hidden.flatten(0, 1), self.head, ANY_ROWS).view(len(states), self.block_size - 1, -1)
+
+    def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
+        """One tree a sequence from `draft`'s logits: `kernels.tree_build.plain_trees`."""
+        return plain_trees(logits, budgets, caps)
 
     def attention(
         self,

@@ -20,6 +20,7 @@ from hedgerow.model.moe import DenseWeights, dense, moe
 from kernels.linear import RowLaw, column_blocks, pad_rows, wide_linear
 from kernels.rmsnorm import rmsnorm
 from kernels.rope import inverse_frequencies, yarn_frequencies
+from kernels.tree_accept import Walked, WalkRows, walk_trees
 
 # Raised with every change that alters the bits of any row.
 KERNEL_LAW = 1
@@ -99,6 +100,10 @@ class K2Model:
         return ForwardOutput(
             self.logits(x, count, layout.wanted), torch.cat(tapped, -1) if tapped else torch.empty(count, 0)
         )
+
+    def walk(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
+        """Draws from `logits` and walks the trees: `kernels.tree_accept.walk_trees`."""
+        return walk_trees(logits, trees)
 
     def logits(self, x: torch.Tensor, rows: int, wanted: torch.Tensor | None) -> torch.Tensor:
         """[wanted, vocabulary] of the residual stream x after the last layer, whose first `rows` rows are real."""

@@ -1,5 +1,6 @@
 /* The drafter: features into a sequence's context, and the logits of one block for each of many sequences. */
 #include "drafter.h"
+#include "walk.h"
 #include <stdlib.h>
 
 enum { ROWS = 64 }; /* that go through all layers together, or one block if that is larger */
@@ -311,7 +312,8 @@ int drafter_step(Drafter *t, int sequences, const DraftAsk *ask, const DraftCont
 void engine_sizes(int32_t *sizes) {
     const int32_t all[] = {
         sizeof(Matrix),     sizeof(Layer),      sizeof(Model),        sizeof(Cache),    sizeof(Fault),
-        sizeof(DraftLayer), sizeof(DraftModel), sizeof(DraftContext), sizeof(DraftAsk), LANES,
+        sizeof(DraftLayer), sizeof(DraftModel), sizeof(DraftContext), sizeof(DraftAsk), sizeof(Walk),
+        sizeof(TreeAsk),    LANES,
     };
     memcpy(sizes, all, sizeof all);
 }

@@ -104,7 +104,27 @@ class DraftAsk(c.Structure):
     _fields_ = tuple(integers("anchor position start end"))
 
 
-STRUCTURES = (Matrix, Layer, Model, Cache, Fault, DraftLayer, DraftModel, DraftContext, DraftAsk)
+class Walk(c.Structure):
+    """walk.h: one sequence's rows of logits and how they are drawn."""
+
+    _fields_ = (
+        ("seed", c.c_uint64),
+        ("top_p", c.c_double),
+        *floats("temperature min_p"),
+        ("top_k", c.c_int32),
+        ("sample_index", c.c_uint32),
+        ("position", c.c_uint32),
+        *integers("first rows unused"),
+    )
+
+
+class TreeAsk(c.Structure):
+    """walk.h: one sequence's tree."""
+
+    _fields_ = tuple(integers("budget cap"))
+
+
+STRUCTURES = (Matrix, Layer, Model, Cache, Fault, DraftLayer, DraftModel, DraftContext, DraftAsk, Walk, TreeAsk)
 SIGNATURES: dict[str, list[Any]] = {
     "target_open": [c.POINTER(Model), c.c_int],
     "target_close": [POINTER],
@@ -116,6 +136,13 @@ SIGNATURES: dict[str, list[Any]] = {
     "drafter_close": [POINTER],
     "drafter_append": [POINTER, POINTER, POINTER, c.c_int, c.c_int, c.c_int],
     "drafter_step": [POINTER, c.c_int, POINTER, POINTER, c.c_int, POINTER, c.POINTER(c.c_int)],
+    "walk_trees": [
+        POINTER, c.c_int64, c.c_int, c.c_int, POINTER, POINTER, POINTER, POINTER, c.POINTER(c.c_int),
+    ],
+    "top_logprobs": [POINTER, c.c_int64, c.c_int, c.c_int, POINTER, POINTER],
+    "build_trees": [
+        POINTER, POINTER, c.c_int, c.c_int, c.c_int, c.c_int, POINTER, POINTER, POINTER, POINTER, POINTER,
+    ],
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from hedgerow.engine.tree import validate_tree
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.dflash import DFlashModel
-from kernels.tree_build import top_logprobs, tree_build_heap
+from kernels.tree_build import PlainTree, plain_trees, top_logprobs, tree_build_heap
 from tests.random_drafter import RandomDrafter
 from tests.tiny import TinyPaths, write_tiny
 
@@ -57,6 +57,9 @@ class NotedModel:
         self.drafted.append(([list(state.values) for state in states], list(anchors), list(positions)))
         keys = [(anchor, position) for anchor, position in zip(anchors, positions, strict=True)]
         return torch.stack([row_logits(*key) for key in keys])
+
+    def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
+        return plain_trees(logits, budgets, caps)
 
 
 def row_logits(anchor: int, position: int) -> torch.Tensor:

@@ -1,0 +1,63 @@
+"""Draws and walks on the compiled CPU engine (kernels/cpu/walk.c), in one call a step.
+
+The law is that of kernels/sample.py. Exponentials and logarithms round by code of the engine's own, the same on every
+machine, so a token is PyTorch's but where two candidates are nearer to each other than that rounding: it belongs to the
+engine's `kernel_law`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from ctypes import c_int32
+
+import torch
+
+from kernels.cpu.library import Library, Walk
+from kernels.tree_accept import Walked, WalkRows
+
+BAD_LOGITS = 31
+
+
+class Walker:
+    """`walk_trees` for one model's logits. Its room is its own: calls must take turns."""
+
+    def __init__(self, library: Library, vocabulary: int) -> None:
+        self._walk, self.vocabulary = library.functions.walk_trees, vocabulary
+        self._room = torch.empty(2, vocabulary)
+
+    def __call__(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
+        """As `kernels.tree_accept.walk_trees`; ValueError also for rows that are not there."""
+        if logits.shape[1] != self.vocabulary or logits.dtype != torch.float32:
+            raise ValueError(f"logits {tuple(logits.shape)} of {logits.dtype}, {self.vocabulary} float32 were expected")
+        logits, words = logits.contiguous(), array("i")
+        walks = (Walk * len(trees))()
+        for walk, tree in zip(walks, trees, strict=True):
+            law, rows = tree.law, len(tree.parents)
+            walk.seed, walk.position, walk.sample_index = law.seed, law.position, law.sample_index
+            walk.temperature, walk.top_k, walk.top_p, walk.min_p = law.temperature, law.top_k, law.top_p, law.min_p
+            walk.first, walk.rows = tree.first, rows
+            words.extend(tree.parents)
+            words.extend(tree.tokens)
+            if len(tree.tokens) != rows:
+                raise ValueError(f"{rows} parents and {len(tree.tokens)} tokens")
+        out, bad = array("i", bytes(4 * (len(words) // 2 + 2 * len(trees)))), c_int32()
+        code = self._walk(
+            logits.data_ptr(), len(logits), self.vocabulary, len(trees), walks, words.buffer_info()[0],
+            self._room.data_ptr(), out.buffer_info()[0], bad,
+        )  # fmt: skip
+        if code:
+            raise ValueError(
+                f"row {bad.value} has no largest finite logit"
+                if code == BAD_LOGITS
+                else f"tree {bad.value}: no such rows"
+            )
+        return list(_walked(out, trees))
+
+
+def _walked(out: array[int], trees: Sequence[WalkRows]) -> list[Walked]:
+    walked, at = [], 0
+    for tree in trees:
+        walked.append(Walked(out[at + 2 : at + 2 + out[at]].tolist(), out[at + 1]))
+        at += 2 + len(tree.parents)
+    return walked
