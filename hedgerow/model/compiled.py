@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 import weakref
 from array import array
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from hedgerow.model.config import K2Config
 from hedgerow.model.k2 import rotations
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.packing import Packer, check_sizes, pack_layer
+from hedgerow.model.threads import ThreadChoice
 from kernels.cpu import library as lib
 from kernels.cpu.build import BUILDS, build
 from kernels.mla_tree_attention import PAGE
@@ -85,7 +87,7 @@ class CompiledCache:
 class CompiledK2:
     """Immutable once loaded; calls of `forward` take turns.
 
-    `threads`: of a step, at most those that it was loaded with; may be changed between steps, and changes no bit.
+    `threads`: the most of a step. `choice` says how many each takes, all of them unless it is replaced; no bit changes.
     """
 
     architecture = "cpu-compiled"
@@ -107,7 +109,7 @@ class CompiledK2:
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
         self.checkpoint_hash = checkpoint_hash(checkpoint.folder)
-        self.threads = checked_threads(threads)
+        self.choice = ThreadChoice(checked_threads(threads), threads)
         self._library, self._packer = library, Packer(library.lanes)
         self._model = self._describe(checkpoint, c.rms_norm_eps if latent_eps is None else latent_eps)
         self._engine = library.functions.target_open(self._model, threads)
@@ -149,10 +151,12 @@ class CompiledK2:
         features = torch.empty(sum(len(part.tokens) for part in rows), self.feature_width)
         fault = lib.Fault()
         with self._turn:
+            threads, begun = self.choice.threads(len(features)), time.perf_counter()
             code = self._library.functions.target_step(
-                self._engine, cache.struct, plan.buffer_info()[0], len(plan), self.threads, logits.data_ptr(),
+                self._engine, cache.struct, plan.buffer_info()[0], len(plan), threads, logits.data_ptr(),
                 features.data_ptr(), fault,
             )  # fmt: skip
+            self.choice.took(len(features), threads, time.perf_counter() - begun)
         if code == NO_MEMORY:
             raise MemoryError("no memory for the step's scores")
         if code:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from hedgerow.model.dflash import rotary_tables
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
 from hedgerow.model.packing import PANEL, Packer, in_turn
+from hedgerow.model.threads import ThreadChoice
 from kernels.cpu import library as lib
 from kernels.cpu.build import BUILDS, build
 from kernels.mla_tree_attention import PAGE
@@ -82,7 +84,7 @@ class CompiledDraftState:
 
 
 class CompiledDFlash:
-    """Immutable once loaded; states are their callers'; calls take turns. `threads` may be changed between them."""
+    """Immutable once loaded; states are their callers'; calls take turns. Threads as in CompiledK2."""
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class CompiledDFlash:
     ) -> None:
         c = self.config = DraftConfig.from_folder(folder)
         check_sizes(c, folder / "config.json")
-        self.threads = checked_threads(threads)
+        self.choice = ThreadChoice(checked_threads(threads), threads)
         self.feature_layers, self.block_size, self.vocab_size = c.target_layer_ids, c.block_size, c.vocab_size
         self.feature_width = len(c.target_layer_ids) * c.hidden_size
         self.checkpoint_hash = checkpoint_hash(folder)
@@ -137,7 +139,7 @@ class CompiledDFlash:
         contexts = (lib.DraftContext * c.num_hidden_layers)(*state.reserve(n))
         with self._turn:
             code = self._functions.drafter_append(
-                self._engine, contexts, features.data_ptr(), n, position, self.threads
+                self._engine, contexts, features.data_ptr(), n, position, self.choice.usual
             )
         assert code == 0, code  # all that it refuses was refused above
         state.end += n
@@ -161,9 +163,9 @@ class CompiledDFlash:
         )
         bad = ctypes.c_int()
         with self._turn:
-            code = self._functions.drafter_step(
-                self._engine, count, ask, contexts, self.threads, logits.data_ptr(), bad
-            )
+            threads, begun = self.choice.threads(count), time.perf_counter()
+            code = self._functions.drafter_step(self._engine, count, ask, contexts, threads, logits.data_ptr(), bad)
+            self.choice.took(count, threads, time.perf_counter() - begun)
         if code in FAULTS:
             field, limit = FAULTS[code]
             wrong = (anchors[bad.value], positions[bad.value], states[bad.value].end)

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from ctypes import c_int32
+from ctypes import c_int32, sizeof
+from struct import Struct
 
 import torch
 
 from kernels.cpu.library import Library, Walk
+from kernels.sample import Law
 from kernels.tree_accept import Walked, WalkRows
 
 BAD_LOGITS = 31
+# walk.h's Walk, field by field: a step has little time for ctypes, and finds nothing of Python's in the caches
+WALK = Struct("=QdffiIIiii")
+assert WALK.size == sizeof(Walk)
 
 
 class Walker:
@@ -25,26 +30,24 @@ class Walker:
     def __init__(self, library: Library, vocabulary: int) -> None:
         self._walk, self.vocabulary = library.functions.walk_trees, vocabulary
         self._room = torch.empty(2, vocabulary)
+        self._room_at = self._room.data_ptr()
 
     def __call__(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
         """As `kernels.tree_accept.walk_trees`; ValueError also for rows that are not there."""
         if logits.shape[1] != self.vocabulary or logits.dtype != torch.float32:
             raise ValueError(f"logits {tuple(logits.shape)} of {logits.dtype}, {self.vocabulary} float32 were expected")
-        logits, words = logits.contiguous(), array("i")
-        walks = (Walk * len(trees))()
-        for walk, tree in zip(walks, trees, strict=True):
-            law, rows = tree.law, len(tree.parents)
-            walk.seed, walk.position, walk.sample_index = law.seed, law.position, law.sample_index
-            walk.temperature, walk.top_k, walk.top_p, walk.min_p = law.temperature, law.top_k, law.top_p, law.min_p
-            walk.first, walk.rows = tree.first, rows
-            words.extend(tree.parents)
-            words.extend(tree.tokens)
-            if len(tree.tokens) != rows:
-                raise ValueError(f"{rows} parents and {len(tree.tokens)} tokens")
-        out, bad = array("i", bytes(4 * (len(words) // 2 + 2 * len(trees)))), c_int32()
+        logits, walks, words = logits.contiguous(), [], array("i")
+        for first, parents, tokens, law in trees:
+            rows = len(parents)
+            if len(tokens) != rows:
+                raise ValueError(f"{rows} parents and {len(tokens)} tokens")
+            walks.append(_packed(law, first, rows))
+            words.extend(parents)
+            words.extend(tokens)
+        out, bad = array("i", bytes(2 * len(words) + 8 * len(trees))), c_int32()
         code = self._walk(
-            logits.data_ptr(), len(logits), self.vocabulary, len(trees), walks, words.buffer_info()[0],
-            self._room.data_ptr(), out.buffer_info()[0], bad,
+            logits.data_ptr(), len(logits), self.vocabulary, len(trees), b"".join(walks), words.buffer_info()[0],
+            self._room_at, out.buffer_info()[0], bad,
         )  # fmt: skip
         if code:
             raise ValueError(
@@ -53,6 +56,12 @@ class Walker:
                 else f"tree {bad.value}: no such rows"
             )
         return list(_walked(out, trees))
+
+
+def _packed(law: Law, first: int, rows: int) -> bytes:
+    return WALK.pack(
+        law.seed, law.top_p, law.temperature, law.min_p, law.top_k, law.sample_index, law.position, first, rows, 0
+    )
 
 
 def _walked(out: array[int], trees: Sequence[WalkRows]) -> list[Walked]:

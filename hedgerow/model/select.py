@@ -7,6 +7,7 @@ code, a check that fails, each gives PyTorch and one line in the log. "compiled"
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from hedgerow.model.dflash import DFlashModel
 from hedgerow.model.interface import Draft, Target
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.selfcheck import check_drafter, check_target
+from hedgerow.model.threads import ThreadChoice, usual_threads
 from kernels.cpu.build import BUILDS
 
 log = logging.getLogger(__name__)
@@ -27,7 +29,8 @@ Engine = Literal["auto", "compiled", "torch"]
 def load_target(
     folder: Path, feature_layers: Sequence[int], engine: Engine = "auto", threads: int = 1, builds: Path = BUILDS
 ) -> Target:
-    """The target in `folder`. `threads`: of a compiled step, PyTorch's are the process's. `builds`: for libraries.
+    """The target in `folder`. `threads`: the most of a compiled step, which takes more than one fewer than cores only
+    while that pays; PyTorch's are the process's. `builds`: for libraries.
 
     Raises ConfigError or CheckpointError; with "compiled" also BuildError and SelfCheckFailed.
     """
@@ -42,6 +45,7 @@ def load_target(
             raise
         log.warning("the target runs on PyTorch, the compiled engine is not used: %s", error)
         return reference
+    compiled.choice = ThreadChoice(threads, usual_threads(os.cpu_count() or 1))
     return compiled
 
 
@@ -60,4 +64,5 @@ def load_drafter(
             raise
         log.warning("the drafter runs on PyTorch, the compiled engine is not used: %s", error)
         return reference
+    compiled.choice = ThreadChoice(threads, usual_threads(os.cpu_count() or 1))
     return compiled

@@ -18,6 +18,7 @@ from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.compiled import CompiledCache, CompiledK2
 from hedgerow.model.k2 import K2Model
+from hedgerow.model.threads import ThreadChoice
 from kernels.cpu.build import best_isa, build, cpu_features
 from tests.compiled_builds import FAULTS, missing_compiler, of_build, plain_build, plant
 from tests.engine_rig import EOS, VOCABULARY, oracle, prompt
@@ -185,7 +186,7 @@ def usual(model: CompiledK2) -> list[Bits]:
 def test_threads_change_no_bit(tiny: TinyPaths, usual: list[Bits], threads: int) -> None:
     several = CompiledK2.load(tiny.target, tiny.feature_layers, threads=threads)
     for used in (threads, 1, threads):
-        several.threads = used
+        several.choice = ThreadChoice(used, used)
         assert all(map(same, tree_and_chunk(several), usual))
 
 
