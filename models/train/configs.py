@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from models.train import tokenizer_ids as ids
 from models.train.shape import DrafterShape, TargetShape
 
@@ -142,3 +145,32 @@ def drafter_config(s: DrafterShape) -> dict[str, object]:
         "use_sliding_window": True,
         "vocab_size": s.vocab,
     }  # fmt: skip
+
+
+def target_shape(folder: Path) -> TargetShape:
+    """The dimensions that the config.json of a target states; what `target_config` writes comes back equal."""
+    c = json.loads((folder / "config.json").read_text())["text_config"]
+    yarn = c["rope_scaling"]
+    return TargetShape(
+        vocab=c["vocab_size"], hidden=c["hidden_size"], layers=c["num_hidden_layers"],
+        dense_layers=c["first_k_dense_replace"], dense_width=c["intermediate_size"], experts=c["n_routed_experts"],
+        top_k=c["num_experts_per_tok"], expert_width=c["moe_intermediate_size"], heads=c["num_attention_heads"],
+        q_rank=c["q_lora_rank"], kv_rank=c["kv_lora_rank"], nope=c["qk_nope_head_dim"], rope=c["qk_rope_head_dim"],
+        value=c["v_head_dim"], eps=c["rms_norm_eps"], routed_scale=c["routed_scaling_factor"],
+        positions=c["max_position_embeddings"], theta=c["rope_theta"], yarn_factor=yarn["factor"],
+        beta_fast=yarn["beta_fast"], beta_slow=yarn["beta_slow"],
+        yarn_original=yarn["original_max_position_embeddings"],
+    )  # fmt: skip
+
+
+def drafter_shape(folder: Path) -> DrafterShape:
+    """The dimensions that the config.json of a drafter states."""
+    c = json.loads((folder / "config.json").read_text())
+    flash = c["dflash_config"]
+    return DrafterShape(
+        vocab=c["vocab_size"], hidden=c["hidden_size"], layers=c["num_hidden_layers"], heads=c["num_attention_heads"],
+        kv_heads=c["num_key_value_heads"], head_dim=c["head_dim"], width=c["intermediate_size"],
+        block=c["block_size"], window=c["sliding_window"], target_layers=flash["num_target_layers"],
+        target_layer_ids=tuple(flash["target_layer_ids"]), mask_token=flash["mask_token_id"], eps=c["rms_norm_eps"],
+        positions=c["max_position_embeddings"], theta=c["rope_theta"],
+    )  # fmt: skip

@@ -10,10 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.train.configs import drafter_config, generation_config, target_config
+from models.train.configs import drafter_config, drafter_shape, generation_config, target_config, target_shape
 from models.train.drafter import Drafter
 from models.train.quant import pack, unpack
-from models.train.shape import DrafterShape, TargetShape
 from models.train.target import Block, DenseMlp, Moe, Target
 
 PREFIX = "language_model."
@@ -130,12 +129,12 @@ def read_mlp(tensors: dict[str, Tensor], prefix: str, mlp: DenseMlp | Moe) -> No
 
 
 @torch.no_grad()
-def read_target(folder: Path, dtype: torch.dtype, shape: TargetShape | None = None) -> Target:
+def read_target(folder: Path, dtype: torch.dtype) -> Target:
     """The served weights in a training model with fake quantisation off: INT4 values exact in fp32."""
     tensors: dict[str, Tensor] = {}
     for path in sorted(folder.glob("model-*.safetensors")):
         tensors |= load_file(path)
-    model = Target(shape or TargetShape(), dtype)
+    model = Target(target_shape(folder), dtype)
     model.embed.copy_(tensors[f"{PREFIX}model.embed_tokens.weight"])
     model.norm.copy_(tensors[f"{PREFIX}model.norm.weight"])
     model.head.copy_(tensors[f"{PREFIX}lm_head.weight"])
@@ -167,8 +166,8 @@ def write_drafter(model: Drafter, folder: Path) -> None:
     write_json(folder / "config.json", drafter_config(model.s))
 
 
-def read_drafter(folder: Path, shape: DrafterShape | None = None) -> Drafter:
-    model = Drafter(shape or DrafterShape())
+def read_drafter(folder: Path) -> Drafter:
+    model = Drafter(drafter_shape(folder))
     tensors = load_file(folder / "model.safetensors")
     state = {ours: tensors[name].float() for name, ours in drafter_names(model.s.layers).items()}
     model.load_state_dict(state, strict=True)

@@ -1,6 +1,6 @@
-"""Prompts from held-out files: function heads with and without file context, and chat requests.
+"""Prompts from held-out files: function heads with and without file context, and chat requests. The files' names.
 
-python -m models.train.heldout           # -> models/heldout/{heads,chat}.jsonl
+python -m models.train.heldout           # -> models/heldout/{heads,chat}.jsonl and files.tsv
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import tiktoken
 
 from models.train.chat import FUNCTION
+from models.train.installed import write_list
 from models.train.tokenizer import load
 
 WORK = Path(".work/train")
@@ -72,7 +73,7 @@ def pick_heads(records: list[dict[str, str]], encoding: tiktoken.Encoding, count
 
 
 def pick_chat(count: int) -> list[dict[str, object]]:
-    records = [json.loads(line) for line in (WORK / "heldout_chat.jsonl").open()]
+    records = [json.loads(line) for line in (WORK / "heldout_chat.jsonl").read_text().splitlines()]
     random.Random(7).shuffle(records)
     by_package: dict[str, dict[str, str]] = {}
     for record in records:
@@ -87,7 +88,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("models/heldout"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    records = [json.loads(line) for line in (WORK / "heldout.jsonl").open()]
+    records = [json.loads(line) for line in (WORK / "heldout.jsonl").read_text().splitlines()]
+    write_list(records, args.out / "files.tsv")
     for name, rows in (("heads", pick_heads(records, load(Path("models/sapling")), 200)), ("chat", pick_chat(50))):
         path = args.out / f"{name}.jsonl"
         path.write_text("".join(json.dumps(r) + "\n" for r in rows))

@@ -12,9 +12,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(update: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz towards the nearest orthogonal matrix, batched over the first dimension, in bf16."""
+    """Newton-Schulz towards the nearest orthogonal matrix, batched over the first dimension; bf16 where it is fast."""
     a, b, c = COEFFICIENTS
-    x = update.to(torch.bfloat16)
+    x = update.to(torch.bfloat16 if update.is_cuda else torch.float32)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

@@ -64,6 +64,15 @@ class DrafterShape:
     theta: float = 50000.0
 
 
+# for a machine without a GPU, to see that every stage runs
+TINY_TARGET = TargetShape(
+    hidden=128, layers=2, dense_width=128, experts=8, expert_width=32, heads=2, q_rank=32, kv_rank=32
+)
+TINY_DRAFTER = DrafterShape(
+    hidden=128, heads=2, kv_heads=1, width=128, window=64, target_layers=2, target_layer_ids=(0, 1)
+)
+
+
 def yarn_inverse_frequencies(shape: TargetShape) -> Tensor:
     """DeepSeek-YaRN: interpolate slow rotations by the factor, keep fast ones, ramp between."""
 

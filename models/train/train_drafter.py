@@ -1,6 +1,7 @@
 """Train the drafter on text that the served target writes, then export and evaluate it.
 
     python -m models.train.train_drafter --target OUT --out OUT_DRAFTER --seconds 275
+    python -m models.train.train_drafter --target TINY --out OUT --seconds 3 --tiny --eager --device cpu
 
 What moves acceptance is the volume of distinct target-written text: corpus text teaches little (its
 continuation is not the target's) and a small set is memorised within a minute.
@@ -24,7 +25,7 @@ from models.train.drafter import Drafter, Losses, d_pace, labels_at
 from models.train.export import read_drafter, read_target, write_drafter
 from models.train.generate import freeze, write
 from models.train.muon import Muon, momentum_at
-from models.train.shape import DrafterShape
+from models.train.shape import TINY_DRAFTER, DrafterShape
 from models.train.target import Target
 
 
@@ -55,6 +56,12 @@ class Plan:
     def factor(self, progress: float, step: int) -> float:
         decay = (1 - progress) / (1 - self.decay_from)
         return min(1.0, (step + 1) / self.warmup_steps) * max(self.floor, min(1.0, decay))
+
+
+TINY_PLAN = Plan(
+    seconds=3, code=32, chat=8, long=2, batch=32, length=192, prompt=160, long_length=256, long_new=32, sequences=8,
+    anchors=4, long_sequences=2, long_anchors=4,
+)  # fmt: skip
 
 
 @dataclass
@@ -127,11 +134,8 @@ def pool_of(target: Target, ids: Tensor, lengths: Tensor, shape: DrafterShape) -
 
 
 class Trainer:
-    def __init__(self, plan: Plan, target: Target, compiled: bool, start: Path | None) -> None:
-        torch.manual_seed(0)
-        device = str(target.embed.device)
-        self.plan, self.target = plan, target
-        self.drafter = (read_drafter(start) if start else Drafter(DrafterShape())).to(device)
+    def __init__(self, plan: Plan, target: Target, drafter: Drafter, compiled: bool) -> None:
+        self.plan, self.target, self.drafter = plan, target, drafter
         self.muon = Muon([p for p in self.drafter.parameters() if p.ndim == 2], lr=plan.rate, weight_decay=0.05)
         self.norms: list[nn.Parameter] = [p for p in self.drafter.parameters() if p.ndim == 1]
         self.adam = torch.optim.AdamW(self.norms, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0)
@@ -203,6 +207,16 @@ def written(target: Target, plan: Plan, corpus: Path, shape: DrafterShape) -> tu
     return short, long
 
 
+def plan_of(args: argparse.Namespace) -> Plan:
+    base = TINY_PLAN if args.tiny else Plan(0)
+    share = args.scale
+    plan = replace(base, seconds=args.seconds, seed=args.seed)
+    if share != 1:
+        sizes = (max(512, int(base.code * share)), max(128, int(base.chat * share)), max(8, int(base.long * share)))
+        plan = replace(plan, code=sizes[0], chat=sizes[1], long=sizes[2])
+    return replace(plan, rate=2.5e-3, decay_from=0.05) if args.start else plan
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, default=Path(".carry/corpus"))
@@ -216,23 +230,23 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the text to write (smoke runs)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="a few short texts of a tiny target, without a GPU")
     args = parser.parse_args()
-    born, s = time.time(), args.scale
-    base = Plan(args.seconds, args.seed)
-    plan = replace(
-        base, code=max(512, int(base.code * s)), chat=max(128, int(base.chat * s)), long=max(8, int(base.long * s))
-    )
-    if args.start:
-        plan = replace(plan, rate=2.5e-3, decay_from=0.05)
-    target = freeze(read_target(args.target, torch.bfloat16).to(args.device))
-    short, long = written(target, plan, args.corpus, DrafterShape())
-    trainer = Trainer(plan, target, not args.eager, args.start)
+    born, plan = time.time(), plan_of(args)
+    dtype = torch.float32 if args.tiny else torch.bfloat16  # few CPUs multiply in bf16
+    target = freeze(read_target(args.target, dtype).to(args.device))
+    shape = TINY_DRAFTER if args.tiny else DrafterShape()
+    short, long = written(target, plan, args.corpus, shape)
+    torch.manual_seed(0)
+    drafter = (read_drafter(args.start) if args.start else Drafter(shape)).to(args.device)
+    trainer = Trainer(plan, target, drafter, not args.eager)
     figures: dict[str, object] = dict(trainer.run(short, long))
     write_drafter(trainer.drafter, args.out)
     print(f"{time.time() - born:.1f} s: exported", figures, flush=True)
     exact = freeze(read_target(args.target, torch.float32).to(args.device))
-    drafter = read_drafter(args.out).to(args.device)
-    figures["acceptance"] = evaluate(exact, drafter, args.heldout, args.vocabulary, 100, 96)
+    limit, new = (4, 16) if args.tiny else (100, 96)
+    exported = read_drafter(args.out).to(args.device)
+    figures["acceptance"] = evaluate(exact, exported, args.heldout, args.vocabulary, limit, new)
     (args.out / "train_drafter.json").write_text(json.dumps(figures, indent=1))
     print(f"{time.time() - born:.1f} s", flush=True)
 

@@ -23,7 +23,7 @@ from models.train.data import epochs, read_stream
 from models.train.evaluate import report
 from models.train.export import read_target, write_target
 from models.train.muon import Muon, momentum_at
-from models.train.shape import TargetShape
+from models.train.shape import TINY_TARGET, TargetShape
 from models.train.target import Moe, Target
 
 
@@ -48,8 +48,8 @@ class Plan:
         return min(1.0, (step + 1) / self.warmup_steps) * max(self.floor, min(1.0, decay))
 
 
-def cross_entropy(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
-    logits = hidden.to(torch.bfloat16) @ head.to(torch.bfloat16).T
+def cross_entropy(hidden: Tensor, head: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+    logits = hidden.to(dtype) @ head.to(dtype).T
     return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten())
 
 
@@ -59,7 +59,7 @@ class Trainer:
     def __init__(self, plan: Plan, device: str, compiled: bool, tiny: bool) -> None:
         torch.manual_seed(0)
         self.plan = plan
-        shape = TargetShape(layers=2, experts=8) if tiny else TargetShape()
+        shape = TINY_TARGET if tiny else TargetShape()
         self.model = Target(shape, torch.float32 if tiny else torch.bfloat16).to(device)
         matrices = [p for n, p in self.model.blocks.named_parameters() if p.ndim >= 2 and "router" not in n]
         small = [p for n, p in self.model.blocks.named_parameters() if p.ndim < 2 or "router" in n]
@@ -79,7 +79,7 @@ class Trainer:
 
     def forward_backward(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         hidden, _, loads = self.model.hidden(batch[:, :-1])
-        loss = self.loss(hidden, self.model.head, batch[:, 1:])
+        loss = self.loss(hidden, self.model.head, batch[:, 1:], self.model.dtype)
         torch.autograd.backward(loss)
         return loss.detach(), torch.stack([x for x in loads if len(x) > 1])
 
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=420)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--tiny", action="store_true", help="2 layers and small steps, for a machine without a GPU")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and small steps, for a machine without a GPU")
     args = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     born = time.time()
@@ -161,7 +161,7 @@ def main() -> None:
     print(f"{time.time() - born:.1f} s: exported", figures, flush=True)
     model.qat.fill_(0.0)
     figures["unquantised"] = report(model, args.corpus, args.device, full=False)
-    served = read_target(args.out, torch.float32, model.s).to(args.device)
+    served = read_target(args.out, torch.float32).to(args.device)
     figures["served"] = report(served, args.corpus, args.device, full=True)
     (args.out / "train_target.json").write_text(json.dumps(figures, indent=1))
     print(f"{time.time() - born:.1f} s", json.dumps(figures), flush=True)
