@@ -187,7 +187,7 @@ class VerifierEngine:
         sources = [slot for source, _ in moved for slot in source]
         if sources:
             self.cache.copy(sources, [slot for _, target in moved for slot in target])
-        total = len(features)
+        total = features.shape[0]
         for part, walk in zip(parts, walks, strict=True):
             part.work.sequence.keep(_rows(features, part.first_row, walk.path))
             if walk.tokens:

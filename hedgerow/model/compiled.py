@@ -58,6 +58,8 @@ class CompiledCache:
         self.keys = torch.zeros(layers, pages, latent + rope, PAGE)  # latent and rotated key, positions side by side
         self.latents = torch.zeros(layers, pages, PAGE, latent)
         self.shape = (layers, latent, rope)
+        self._room = torch.empty(0)  # of a copy; kept, since calls into torch are slow while nothing of it is cached
+        self._room_at, self._most = 0, 0
         self.struct = lib.Cache(self.keys.data_ptr(), self.latents.data_ptr(), pages)
 
     def copy(self, src_slots: Sequence[int], dst_slots: Sequence[int]) -> None:
@@ -70,10 +72,12 @@ class CompiledCache:
             raise InvalidRequest("dst_slots", len(dst_slots), f"as many as src_slots, {count}")
         if count == 0:
             return
+        if count > self._most:
+            self._most, self._room = 2 * count, torch.empty(2 * count, 2 * latent + rope)
+            self._room_at = self._room.data_ptr()
         source, target = array("q", src_slots), array("q", dst_slots)
-        room = torch.empty(count, 2 * latent + rope)
         code = self._functions.cache_copy(
-            self.struct, layers, latent, rope, count, source.buffer_info()[0], target.buffer_info()[0], room.data_ptr()
+            self.struct, layers, latent, rope, count, source.buffer_info()[0], target.buffer_info()[0], self._room_at
         )
         if code:
             raise InvalidRequest("slots", [*src_slots, *dst_slots], f"slots of the cache's {self.pages} pages")
@@ -147,16 +151,17 @@ class CompiledK2:
         if cache.shape != (c.num_hidden_layers, c.kv_lora_rank, c.qk_rope_head_dim):
             raise InvalidRequest("cache", cache.shape, "made by this model's new_cache")
         plan = plan_words(rows)
+        count = sum(len(part.tokens) for part in rows)
         logits = torch.empty(sum(len(part.want_logits) for part in rows), c.vocab_size)
-        features = torch.empty(sum(len(part.tokens) for part in rows), self.feature_width)
+        features = torch.empty(count, self.feature_width)
         fault = lib.Fault()
         with self._turn:
-            threads, begun = self.choice.threads(len(features)), time.perf_counter()
+            threads, begun = self.choice.threads(count), time.perf_counter()
             code = self._library.functions.target_step(
                 self._engine, cache.struct, plan.buffer_info()[0], len(plan), threads, logits.data_ptr(),
                 features.data_ptr(), fault,
             )  # fmt: skip
-            self.choice.took(len(features), threads, time.perf_counter() - begun)
+            self.choice.took(count, threads, time.perf_counter() - begun)
         if code == NO_MEMORY:
             raise MemoryError("no memory for the step's scores")
         if code:

@@ -34,9 +34,12 @@ class Walker:
 
     def __call__(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
         """As `kernels.tree_accept.walk_trees`; ValueError also for rows that are not there."""
-        if logits.shape[1] != self.vocabulary or logits.dtype != torch.float32:
+        count, vocabulary = logits.shape
+        if vocabulary != self.vocabulary or logits.dtype != torch.float32:
             raise ValueError(f"logits {tuple(logits.shape)} of {logits.dtype}, {self.vocabulary} float32 were expected")
-        logits, walks, words = logits.contiguous(), [], array("i")
+        if not logits.is_contiguous():
+            logits = logits.contiguous()
+        walks, words = [], array("i")
         for first, parents, tokens, law in trees:
             rows = len(parents)
             if len(tokens) != rows:
@@ -46,7 +49,7 @@ class Walker:
             words.extend(tokens)
         out, bad = array("i", bytes(2 * len(words) + 8 * len(trees))), c_int32()
         code = self._walk(
-            logits.data_ptr(), len(logits), self.vocabulary, len(trees), b"".join(walks), words.buffer_info()[0],
+            logits.data_ptr(), count, vocabulary, len(trees), b"".join(walks), words.buffer_info()[0],
             self._room_at, out.buffer_info()[0], bad,
         )  # fmt: skip
         if code:
