@@ -1,12 +1,12 @@
 """python -m services.drafter, configured by HEDGEROW_* variables."""
 
-import asyncio
 import os
 
 from hedgerow.errors import HedgerowError
 from hedgerow.model.blas import pin_blas
 from hedgerow.rpc.config import from_env_or_exit
 from hedgerow.rpc.logs import set_up_logging
+from hedgerow.rpc.work import run_service
 from services.drafter.config import DrafterServiceConfig
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     from services.drafter.service import run
 
     try:
-        asyncio.run(run(config))
+        run_service(run(config))
     except HedgerowError as error:
         raise SystemExit(f"{error.reason}: {error}") from error
 

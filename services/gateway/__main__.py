@@ -17,6 +17,7 @@ from hedgerow.rpc.config import from_env_or_exit
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log, set_up_logging
 from hedgerow.rpc.server import serve
+from hedgerow.rpc.work import run_service, serve_while
 from services.gateway.config import GatewayConfig
 from services.gateway.gateway import ID_BYTES, Gateway
 from services.gateway.peers import StorePeer, VerifierPeer
@@ -37,12 +38,13 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     store = StorePeer(config.kvstore, owner, config.store_patience, partial(health.report, "kvstore"))
     gateway = Gateway(config, tokenizer, verifier, store)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: log.info("held", **gateway.held()))
+
+    async def serving() -> None:
+        await serve("gateway", GatewayServicer(gateway).register, config, health)
+        await gateway.drained(LAST_APPENDS)
+
     try:
-        async with asyncio.TaskGroup() as tasks:
-            peers = tasks.create_task(gateway.run())
-            await serve("gateway", GatewayServicer(gateway).register, config, health)
-            await gateway.drained(LAST_APPENDS)
-            peers.cancel()
+        await serve_while(serving(), gateway.run())
     finally:
         await verifier.close()
         await store.close()
@@ -56,7 +58,7 @@ def main() -> None:
         tokenizer = Tokenizer.from_folder(config.model_path)
         if not config.tenant_secret:
             log.info("no HEDGEROW_TENANT_SECRET: an idempotency key joins its session within this process only")
-        asyncio.run(run(config, tokenizer))
+        run_service(run(config, tokenizer))
     except HedgerowError as error:
         sys.exit(f"gateway: {error}")
 

@@ -1,11 +1,11 @@
 """`python -m services.kvstore`: the commit log. Configuration: HEDGEROW_* variables, see `config.py`."""
 
-import asyncio
 import os
 import sys
 
 from hedgerow.rpc.config import ConfigError, from_env_or_exit
 from hedgerow.rpc.logs import set_up_logging
+from hedgerow.rpc.work import run_service
 from services.kvstore.config import KvStoreConfig
 from services.kvstore.service import run
 
@@ -13,6 +13,6 @@ if __name__ == "__main__":
     config = from_env_or_exit(KvStoreConfig, os.environ)
     set_up_logging("kvstore", config.log_level)
     try:
-        asyncio.run(run(config))
+        run_service(run(config))
     except ConfigError as error:
         sys.exit(f"configuration: {error}")
