@@ -14,12 +14,17 @@ from hedgerow.errors import HedgerowError
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.interface import Draft, Target
+from kernels.sample import Law
+from kernels.tree_accept import WalkRows, walk_trees
 
 TOLERANCE = 1e-4  # of a logit, or of the logits' standard deviation where that is above 1
 PROMPT = 70  # crosses a page
 PARENTS = (-1, 0, 0, 1, 1, 3, 5, 2, 6)  # a tree: its deepest path is DEEPEST
 DEEPEST = (0, 1, 3, 5, 6, 8)
 PAGES = (2, 0)
+
+
+LAWS = (Law(0.0, 0, 1.0, 0.0, 1, 0, 80), Law(1.0, 0, 1.0, 0.0, 2, 0, 80), Law(0.8, 50, 0.9, 0.01, 3, 1, 80))
 
 
 class SelfCheckFailed(HedgerowError):
@@ -44,6 +49,10 @@ def check_target(model: CompiledK2, reference: Target) -> None:
     alone = plain_logits(model, prompt, [tree[row] for row in DEEPEST])
     if not torch.equal(logits[list(DEEPEST)], alone):
         raise SelfCheckFailed("a row in a tree has other bits than the row alone")
+    for law in LAWS:
+        rows = [WalkRows(0, PARENTS, tree, law), *(WalkRows(i, (-1,), (0,), law) for i in range(len(tree)))]
+        if model.walk(logits, rows) != walk_trees(logits, rows):
+            raise SelfCheckFailed(f"other tokens are drawn than PyTorch draws, with {law}")
 
 
 def check_drafter(model: Draft, reference: Draft) -> None:
@@ -61,6 +70,11 @@ def check_drafter(model: Draft, reference: Draft) -> None:
             drafter.append(state, rows, start)
         drafts.append(drafter.draft(states, [0, model.vocab_size - 1], ends))
     compare(*drafts)
+    trees, expected = (drafter.trees(drafts[1], [16, 5], [0, 2]) for drafter in (model, reference))
+    for tree, other in zip(trees, expected, strict=True):
+        if len(tree.tokens) != len(other.tokens):
+            raise SelfCheckFailed(f"a tree of {len(tree.tokens)} nodes, PyTorch's has {len(other.tokens)}")
+        compare(torch.tensor(tree.logprobs), torch.tensor(other.logprobs))
 
 
 def compare(logits: torch.Tensor, reference: torch.Tensor) -> None:

@@ -6,9 +6,12 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from hedgerow.model import selfcheck
 from hedgerow.model.batch import SequenceRows
@@ -24,6 +27,7 @@ from hedgerow.model.selfcheck import SelfCheckFailed, check_target
 from kernels.cpu import build as builder
 from kernels.cpu.build import BuildError, best_isa, build
 from kernels.cpu.library import Library
+from kernels.tree_accept import Walked, WalkRows
 from tests.compiled_builds import FAULTS, missing_compiler, of_build, plain_build, plant
 from tests.tiny import TinyDrafter, TinyPaths, TinyTarget, write_tiny
 
@@ -94,6 +98,34 @@ def test_a_compiler_that_fails_is_told_in_one_line(tmp_path: Path, text: str, wh
         build(tmp_path / "builds", compiler=compiler)
     assert refused.value.why == f"{compiler} {why}"
     assert [path.name for path in (tmp_path / "builds").iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("text", ["echo 'x.c:1: error: no such instruction' >&2; exit 1", "echo nothing > /dev/null"])
+def test_with_a_compiler_that_fails_torch_serves_and_one_line_says_so(
+    tiny: TinyPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    """One that says so, and one that writes no library."""
+    script(tmp_path, f"case \"$1\" in --version) echo 'broken cc 1.0'; exit 0;; esac\n{text}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert isinstance(load_target(tiny.target, tiny.feature_layers, builds=tmp_path / "builds"), K2Model)
+    assert isinstance(load_drafter(tiny.drafter, tiny.target, builds=tmp_path / "builds"), DFlashModel)
+    lines = [record.getMessage() for record in caplog.records if record.name == "hedgerow.model.select"]
+    assert len(lines) == 2
+    assert all("runs on PyTorch, the compiled engine is not used: " in line for line in lines)
+    assert not any("\n" in line for line in lines)
+
+
+@needs_compiler
+def test_a_cache_that_another_cpu_has_filled_is_not_loaded(tiny: TinyPaths, tmp_path: Path) -> None:
+    """Its libraries have other names; this CPU's own is built beside them. Loading them could end the process."""
+    others = {"avx512", "avx2", "baseline"} - {builder.isa_of_this_cpu()}
+    for isa in others:
+        build(tmp_path, compiler=script(tmp_path, COUNTING), isa=isa)  # type: ignore[arg-type]
+    foreign = set(tmp_path.glob("*.so"))
+    assert len(foreign) == len(others)
+    model = load_target(tiny.target, tiny.feature_layers, builds=tmp_path)
+    assert isinstance(model, CompiledK2)
+    assert model._library.path not in foreign
 
 
 def test_a_compiler_that_cannot_be_run_is_told(tmp_path: Path) -> None:
@@ -219,6 +251,40 @@ def test_sizes_without_code_are_named_and_torch_serves(
 
 
 @needs_compiler
+def test_a_drafters_size_without_code_is_named_and_torch_serves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = write_tiny(tmp_path, drafter=TinyDrafter(head_dim=24))
+    with pytest.raises(ConfigError) as refused:
+        load_drafter(paths.drafter, paths.target, "compiled")
+    assert refused.value.name == "head_dim"
+    assert isinstance(load_drafter(paths.drafter, paths.target), DFlashModel)
+    assert "head_dim" in caplog.text
+
+
+@needs_compiler
+def test_wrong_draws_and_wrong_trees_are_found_by_the_self_check(
+    tiny: TinyPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A draw of the next position's noise, and trees that lack a node."""
+    right, trees = CompiledK2.walk, CompiledDFlash.trees
+
+    def late(self: CompiledK2, logits: torch.Tensor, rows: Sequence[WalkRows]) -> list[Walked]:
+        shifted = [row._replace(law=row.law._replace(position=row.law.position + 1)) for row in rows]
+        return right(self, logits, shifted)
+
+    def short(self: CompiledDFlash, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> Any:
+        return trees(self, logits, [budget - 1 for budget in budgets], caps)
+
+    monkeypatch.setattr(CompiledK2, "walk", late)
+    monkeypatch.setattr(CompiledDFlash, "trees", short)
+    assert isinstance(load_target(tiny.target, tiny.feature_layers), K2Model)
+    assert isinstance(load_drafter(tiny.drafter, tiny.target), DFlashModel)
+    assert "self-check: other tokens are drawn" in caplog.text
+    assert "self-check: a tree of 15 nodes, PyTorch's has 16" in caplog.text
+
+
+@needs_compiler
 def test_a_wrong_answer_is_found_by_the_self_check(
     tiny: TinyPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,8 +297,13 @@ def test_a_wrong_answer_is_found_by_the_self_check(
     monkeypatch.setattr(selfcheck, "TOLERANCE", 0.0)
     assert isinstance(load_target(tiny.target, tiny.feature_layers), K2Model)
     assert "self-check: logits differ" in caplog.text
-    with pytest.raises(SelfCheckFailed):
-        load_target(tiny.target, tiny.feature_layers, "compiled")
+    assert isinstance(load_drafter(tiny.drafter, tiny.target), DFlashModel)
+    for load in (
+        lambda: load_target(tiny.target, tiny.feature_layers, "compiled"),
+        lambda: load_drafter(tiny.drafter, tiny.target, "compiled"),
+    ):
+        with pytest.raises(SelfCheckFailed):
+            load()
 
 
 @needs_compiler
