@@ -23,6 +23,7 @@ from types import TracebackType
 
 from hedgerow.cli.child import Backoff, Command
 from hedgerow.errors import Unavailable
+from hedgerow.scheduling import SHORT, ask_for_slice
 
 HOST = "127.0.0.1"
 _WHAT = "the embedded store"
@@ -164,6 +165,7 @@ class EmbeddedRedis:
                 start_new_session=True,  # Ctrl-C in the terminal is for whoever started us
                 pass_fds=(self._lock,),  # the server holds the folder's lock too: it may outlive us
             )
+        ask_for_slice(SHORT, process.pid)  # every step waits for it
         if self._stopping.is_set():  # stop() came between the loop's look and the start
             process.terminate()
         return process

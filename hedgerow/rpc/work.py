@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import uvloop
+
+from hedgerow.scheduling import LONG, SHORT, ask_for_slice
 
 
 def run_service(main: Coroutine[Any, Any, None]) -> None:
@@ -14,7 +17,13 @@ def run_service(main: Coroutine[Any, Any, None]) -> None:
 
     uvloop's, for its cost: a step passes each service several times, and a turn of asyncio's own loop is interpreted.
     """
+    ask_for_slice(SHORT)
     uvloop.run(main)
+
+
+def computing_thread(name: str) -> ThreadPoolExecutor:
+    """One thread for forward passes: it gives way to every event loop of the machine."""
+    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=ask_for_slice, initargs=(LONG,))
 
 
 async def serve_while(serving: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:

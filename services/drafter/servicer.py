@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ from hedgerow.engine.types import DraftAnswer, DraftBatch
 from hedgerow.errors import InvalidRequest, Overloaded, Unavailable
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.streams import until
+from hedgerow.rpc.work import computing_thread
 from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
 from services.drafter.convert import Limits, batch_from, response_from
 
@@ -51,7 +51,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self.loaded: Loaded | None = None
         self._draining, self._max_streams = draining, max_streams
         self._streams = 0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="draft")
+        self._worker = computing_thread("draft")
 
     async def Describe(
         self, request: drafter_pb2.DrafterServiceDescribeRequest, context: Context

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from hedgerow.engine.step import Drafter, step
 from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import Internal
+from hedgerow.rpc.work import computing_thread
 
 STUCK = 30.0  # seconds; the longest step, a full prefill chunk on a busy laptop, takes one or two
 
@@ -34,7 +34,7 @@ class StepLoop:
 
     async def run(self) -> None:
         """Until cancelled. Raises Internal when a step failed, once its updates are delivered."""
-        with ThreadPoolExecutor(1, thread_name_prefix="verify") as worker:
+        with computing_thread("verify") as worker:
             while True:
                 self._began = time.monotonic()
                 result = await step(self._engine, self._drafter, worker)

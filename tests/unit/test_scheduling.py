@@ -1,0 +1,79 @@
+"""Time slices: what the kernel then says of the thread, and what is left alone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from hedgerow.rpc.work import computing_thread
+from hedgerow.scheduling import LONG, SHORT, ask_for_slice
+
+GETATTR = 315  # x86_64
+FORMAT = struct.Struct("=IIQiIQQQII")
+
+
+def slice_of(thread: int) -> int:
+    """Nanoseconds, as the kernel tells."""
+    told = ctypes.create_string_buffer(FORMAT.size)
+    assert ctypes.CDLL(None).syscall(GETATTR, thread, told, FORMAT.size, 0) == 0
+    return int(FORMAT.unpack(told.raw)[5])
+
+
+def in_a_thread(what: object) -> int:
+    """The slice of a fresh thread that asked for `what`; this process's main thread stays as it is."""
+    seen: list[int] = []
+
+    def run() -> None:
+        if not ask_for_slice(int(str(what))):
+            seen.append(-1)
+        else:
+            seen.append(slice_of(0))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+needs_kernel = pytest.mark.skipif(
+    sys.platform != "linux" or os.uname().machine != "x86_64" or in_a_thread(LONG) != LONG,
+    reason="this kernel has no slices of one's own (Linux 6.12)",
+)
+
+
+@needs_kernel
+def test_a_thread_gets_the_slice_that_it_asks_for() -> None:
+    assert in_a_thread(SHORT) == SHORT
+
+
+@needs_kernel
+def test_a_computing_thread_gives_way() -> None:
+    with computing_thread("compute") as worker:
+        assert worker.submit(slice_of, 0).result() == LONG
+
+
+@needs_kernel
+def test_the_niceness_stays() -> None:
+    code = (
+        "import os; from hedgerow.scheduling import *; os.nice(7); assert ask_for_slice(SHORT);"
+        "print(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "7"
+
+
+def test_a_policy_of_its_own_is_left_alone() -> None:
+    code = (
+        "import os; from hedgerow.scheduling import *;"
+        "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0));"
+        "print(ask_for_slice(SHORT), os.sched_getscheduler(0) == os.SCHED_BATCH)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == [
+        "False",
+        "True",
+    ]
