@@ -5,14 +5,24 @@ Of the same marginals the same trees, bit for bit; the marginals' own last bits 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from kernels.cpu.library import Library, TreeAsk
-from kernels.tree_build import PlainTree, TopLogprobs
+from kernels.cpu.library import Library
+from kernels.tree_build import PlainTree
 
 NO_MEMORY = 11
+
+
+class Best(NamedTuple):
+    """The best tokens of each depth, best first, as C reads them: [S, L, K] flat."""
+
+    logprobs: array[float]
+    tokens: array[int]
+    shape: tuple[int, int, int]
 
 
 def compiled_trees(
@@ -22,39 +32,41 @@ def compiled_trees(
     if not budgets:
         return []
     ranks = max(min(cap or budget, budget) for budget, cap in zip(budgets, caps, strict=True))
-    return build(library, top_logprobs(library, logits, max(ranks, 1)), budgets, caps)
+    return build(library, best_tokens(library, logits, max(ranks, 1)), budgets, caps)
 
 
-def top_logprobs(library: Library, logits: torch.Tensor, k: int) -> TopLogprobs:
-    """As the op of that name, tokens in int32."""
-    *shape, vocabulary = logits.shape
-    logits, k = logits.contiguous(), min(k, vocabulary)
-    logprobs, tokens = torch.empty(*shape, k), torch.empty(*shape, k, dtype=torch.int32)
-    rows = logits.numel() // vocabulary
+def best_tokens(library: Library, logits: torch.Tensor, k: int) -> Best:
+    """`kernels.tree_build.top_logprobs`. No tensor is made: that is slow while nothing of torch is in the caches."""
+    sequences, depth, vocabulary = logits.shape
+    if not logits.is_contiguous():
+        logits = logits.contiguous()
+    k, rows = min(k, vocabulary), sequences * depth
+    logprobs, tokens = array("f", bytes(4 * rows * k)), array("i", bytes(4 * rows * k))
     code = library.functions.top_logprobs(
-        logits.data_ptr(), rows, vocabulary, k, logprobs.data_ptr(), tokens.data_ptr()
+        logits.data_ptr(), rows, vocabulary, k, logprobs.buffer_info()[0], tokens.buffer_info()[0]
     )
     assert code == 0, (code, logits.shape, k)
-    return TopLogprobs(logprobs, tokens)
+    return Best(logprobs, tokens, (sequences, depth, k))
 
 
-def build(library: Library, best: TopLogprobs, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
-    """As the op `tree_build`, tokens in int32. MemoryError."""
-    (sequences, depth, width), nodes = best.logprobs.shape, max(budgets)
+def build(library: Library, best: Best, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
+    """`kernels.tree_build.tree_build`. MemoryError."""
+    (sequences, depth, width), nodes = best.shape, max(budgets)
     assert sequences == len(budgets) == len(caps), (sequences, budgets, caps)
-    ask = (TreeAsk * sequences)(*(TreeAsk(*pair) for pair in zip(budgets, caps, strict=True)))
-    numbers = torch.empty(2 * sequences * nodes + sequences, dtype=torch.int32)
-    sums, at, size = torch.empty(sequences * nodes), numbers.data_ptr(), 4 * sequences * nodes
+    pairs = ((budget, min(cap, nodes)) for budget, cap in zip(budgets, caps, strict=True))  # a cap above cuts nothing
+    ask = array("i", (number for pair in pairs for number in pair))  # walk.h's TreeAsk
+    size = sequences * nodes
+    tokens, parents, counts = (array("i", bytes(4 * count)) for count in (size, size, sequences))
+    logprobs = array("f", bytes(4 * size))
     code = library.functions.build_trees(
-        best.logprobs.data_ptr(), best.tokens.data_ptr(), sequences, depth, width, nodes, ask,
-        at, at + size, sums.data_ptr(), at + 2 * size,
+        best.logprobs.buffer_info()[0], best.tokens.buffer_info()[0], sequences, depth, width, nodes,
+        *(numbers.buffer_info()[0] for numbers in (ask, tokens, parents, logprobs, counts)),
     )  # fmt: skip
     if code == NO_MEMORY:
         raise MemoryError("no memory for a tree")
-    assert code == 0, (code, best.logprobs.shape, budgets)
-    words, logprobs = numbers.tolist(), sums.tolist()
-    parents, counts = sequences * nodes, words[2 * sequences * nodes :]
-    return [
-        PlainTree(words[i : i + n], words[parents + i : parents + i + n], logprobs[i : i + n])
-        for i, n in zip(range(0, sequences * nodes, nodes) if nodes else [0] * sequences, counts, strict=True)
-    ]
+    assert code == 0, (code, best.shape, budgets)
+    trees = []
+    for s, count in enumerate(counts):
+        part = slice(s * nodes, s * nodes + count)
+        trees.append(PlainTree(tokens[part].tolist(), parents[part].tolist(), logprobs[part].tolist()))
+    return trees

@@ -19,6 +19,7 @@ from kernels.sample import Law
 from kernels.tree_accept import Walked, WalkRows
 
 BAD_LOGITS = 31
+MOST_TOP_K = 1 << 30  # above any vocabulary, and within C's int
 # walk.h's Walk, field by field: a step has little time for ctypes, and finds nothing of Python's in the caches
 WALK = Struct("=QdffiIIiii")
 assert WALK.size == sizeof(Walk)
@@ -62,8 +63,9 @@ class Walker:
 
 
 def _packed(law: Law, first: int, rows: int) -> bytes:
+    top_k = min(law.top_k, MOST_TOP_K)
     return WALK.pack(
-        law.seed, law.top_p, law.temperature, law.min_p, law.top_k, law.sample_index, law.position, first, rows, 0
+        law.seed, law.top_p, law.temperature, law.min_p, top_k, law.sample_index, law.position, first, rows, 0
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 import torch
 
-from hedgerow.model.compiled_trees import build, compiled_trees, top_logprobs
+from hedgerow.model.compiled_trees import Best, best_tokens, build, compiled_trees
 from kernels import tree_build as reference
 from kernels.cpu.build import build as build_library
 from kernels.cpu.library import Library
@@ -29,8 +31,19 @@ def marginals(depth: int, width: int, values: int, seed: int, sequences: int = 1
     return TopLogprobs((-q).float().sort(-1, descending=True).values.contiguous(), tokens.int().contiguous())
 
 
+def shape(best: TopLogprobs) -> tuple[int, int, int]:
+    sequences, depth, width = best.tokens.shape
+    return sequences, depth, width
+
+
+def top_logprobs(library: Library, logits: torch.Tensor, k: int) -> TopLogprobs:
+    best = best_tokens(library, logits, k)
+    return TopLogprobs(torch.tensor(best.logprobs).view(best.shape), torch.tensor(best.tokens).view(best.shape))
+
+
 def same_as_heap(library: Library, best: TopLogprobs, budgets: list[int], caps: list[int]) -> None:
-    for s, tree in enumerate(build(library, best, budgets, caps)):
+    flat = Best(array("f", best.logprobs.flatten().tolist()), array("i", best.tokens.flatten().tolist()), shape(best))
+    for s, tree in enumerate(build(library, flat, budgets, caps)):
         assert tree == tree_build_heap(best.logprobs[s].tolist(), best.tokens[s].tolist(), budgets[s], caps[s])
 
 
@@ -81,7 +94,7 @@ def test_rows_that_cannot_be_ranked_have_distinct_tokens_and_no_probability(libr
 
 def test_from_logits_to_trees_as_torch_does(library: Library) -> None:
     logits = torch.randn(8, 7, 4096, generator=torch.Generator().manual_seed(3)) * 3
-    budgets, caps = [8, 16, 1, 63, 8, 32, 5, 12], [0, 0, 0, 4, 1, 0, 2, 0]
+    budgets, caps = [8, 16, 1, 63, 8, 32, 5, 12], [0, 0, 0, 4, 1, 2**40, 2, 0]
     for mine, torchs in zip(
         compiled_trees(library, logits, budgets, caps), plain_trees(logits, budgets, caps), strict=True
     ):

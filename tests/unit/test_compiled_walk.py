@@ -29,7 +29,7 @@ KINDS = {
     "all filters": Law(0.9, 40, 0.9, 0.02, 6, 2**32 - 1, 0),
     "nearly all of the mass": Law(2.0, 0, 0.999, 0.0, 7, 0, 0),
     "top-p and min-p": Law(1.0, 0, 0.9, 0.3, 8, 0, 0),
-    "top-k of everything": Law(1.0, 100_000, 1.0, 0.0, 9, 0, 0),
+    "top-k of everything": Law(1.0, 2**40, 1.0, 0.0, 9, 0, 0),
     "hot": Law(100.0, 0, 1 - 2.0**-50, 0.0, 10, 0, 0),
     "nearly greedy": Law(1e-40, 0, 1.0, 0.0, 11, 0, 0),
 }
