@@ -25,7 +25,8 @@ INTRODUCTION = """# Configuration
 
 Each service is one process, `python -m services.<name>`, configured by environment variables. An unknown `HEDGEROW_*`
 variable, a missing required one or a value outside its limits stops the start with the variable's name. `hedgerow up`
-sets them for the processes that it starts. Written by `deploy/configuration.py`.
+sets them for the processes that it starts; `--set verifier.engine=torch` sets any other one. Written by
+`deploy/configuration.py`.
 """
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -15,6 +16,8 @@ from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout, parse_add
 from hedgerow.errors import HedgerowError, InvalidRequest
 
 BUNDLED = Path("models") / "sapling"
+SERVICES = ("gateway", "drafter", "verifier", "kvstore")
+PREFIX = "HEDGEROW_"
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -32,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the embedded store; .hedgerow if not given")
     parser.add_argument("--redis", metavar="URL", help="use this Redis instead of the embedded one")
     parser.add_argument("--budget", type=int, metavar="N", help="most nodes of a tree for requests that do not say")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SERVICE.FIELD=VALUE",
+        help="any setting of docs/configuration.md, say verifier.engine=torch; may be repeated",
+    )
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="least severe event that is shown")
 
 
@@ -39,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Starts the stack and blocks until Ctrl-C or SIGTERM. Returns the exit status."""
     try:
         stack = Stack(stack_config(args, find_checkout()), _log)
+        _name_what_is_not_read(os.environ)
         _interrupt_on_sigterm()
         with _stopped(stack):
             stack.start(_say)
@@ -67,7 +78,27 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
         redis_url=args.redis,
         budget=args.budget,
         log_level=args.log_level,
+        settings=_settings(args.set),
     )
+
+
+def _settings(given: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Settings by service. Values are checked by the service itself. Raises InvalidRequest."""
+    chosen: dict[str, dict[str, str]] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        service, dot, field = name.partition(".")
+        if not (equals and dot and field and service in SERVICES):
+            raise InvalidRequest("--set", text, f"SERVICE.FIELD=VALUE, where SERVICE is one of {', '.join(SERVICES)}")
+        chosen.setdefault(service, {})[field.upper()] = value
+    return chosen
+
+
+def _name_what_is_not_read(env: Mapping[str, str]) -> None:
+    """Variables are the services' own way of configuration; here they would go to all four, and most fit one."""
+    for name in sorted(key for key in env if key.startswith(PREFIX)):
+        field = name.removeprefix(PREFIX).lower()
+        _say(f"{name} is not read by `hedgerow up`; --set SERVICE.{field}={env[name]} passes it to a service")
 
 
 def _drafter(given: Path | None, model: Path) -> Path:

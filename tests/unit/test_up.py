@@ -50,6 +50,18 @@ def test_a_negative_budget_is_refused(checkout: Path) -> None:
     assert config(checkout, "--budget", "0").budget == 0
 
 
+def test_any_setting_of_a_service_can_be_set(checkout: Path) -> None:
+    chosen = config(checkout, "--set", "verifier.engine=torch", "--set", "verifier.THREADS=1")
+    assert chosen.settings == {"verifier": {"ENGINE": "torch", "THREADS": "1"}}
+
+
+@pytest.mark.parametrize("text", ["engine=torch", "redis.port=1", "verifier.engine", "verifier.=1", ""])
+def test_a_setting_names_its_service_and_field(checkout: Path, text: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        config(checkout, "--set", text)
+    assert (refused.value.field, refused.value.value) == ("--set", text)
+
+
 @pytest.mark.parametrize("address", ["7411", ":7411", "localhost", "localhost:http", "localhost:70000", ""])
 def test_an_address_is_a_host_and_a_port(address: str) -> None:
     with pytest.raises(InvalidRequest):
