@@ -59,7 +59,8 @@ class DrafterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Draft(self, request_iterator, context):
-        """One message a step in each direction, the whole batch in it.
+        """One message a step in each direction, the whole batch in it. A stream whose first message does not come within a
+        few seconds ends with DEADLINE_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

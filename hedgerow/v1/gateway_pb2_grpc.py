@@ -106,7 +106,7 @@ class GatewayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSession(self, request, context):
-        """Removes a session's prompt and tokens; a tombstone stays.
+        """Removes a session's prompt and tokens; a tombstone stays. Of a session that never was, nothing does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -69,7 +69,8 @@ class VerifierServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request_iterator, context):
-        """One stream a gateway: starts, cancels and committed offsets in, one message a step out.
+        """One stream a gateway: starts, cancels and committed offsets in, one message a step out. A stream whose first
+        message does not come within a few seconds ends with DEADLINE_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
