@@ -135,14 +135,20 @@ class Child:
             self._stopping.set()
 
     def stop(self, grace: float) -> int | None:
-        """`ask_to_stop`, and SIGKILL after `grace` seconds. Returns the exit code; None if it was never started."""
+        """`ask_to_stop`, and SIGKILL after `grace` seconds, which is logged.
+
+        Returns the exit code; None if it was never started.
+        """
         self.ask_to_stop()
         if self._thread.ident is None:
             return None
         self._thread.join(grace)
         with self._changed:
-            if self._process is not None:
-                self._process.kill()
+            stuck = self._process
+            if stuck is not None:
+                stuck.kill()
+        if stuck is not None:
+            self._on_line(self.name, f"did not end within {grace:g} s of SIGTERM; killed")
         self._thread.join()
         return self._exit_code
 

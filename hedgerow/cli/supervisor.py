@@ -31,6 +31,10 @@ from hedgerow.errors import InvalidRequest, Unavailable
 START_ORDER = (("kvstore", "drafter", "verifier"), ("gateway",))
 STOP_ORDER = (("gateway",), ("verifier", "drafter", "kvstore"))
 
+# Seconds beyond the grace until a service is killed: calls that ignore their end have 5 (rpc.server.STUBBORN), a
+# gateway's last appends 2, and the machine may be busy.
+PATIENCE = 10.0
+
 # gRPC's older poller: its event engine costs every hop two more wake-ups of a thread. Measured on two cores, from a
 # step's end to the client: 10.2 ms with it, 5.8 to 7.1 ms without (docs/LOG.md). A value that is set already is kept.
 GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
@@ -119,7 +123,7 @@ class Stack:
             for child in stopping:
                 child.ask_to_stop()
             for child in stopping:
-                child.stop(self.config.grace + 2)
+                child.stop(self.config.grace + PATIENCE)
         self._exits.close()
 
     def address(self, name: str) -> str:

@@ -58,9 +58,9 @@ def main() -> None:
         tokenizer = Tokenizer.from_folder(config.model_path)
         if not config.tenant_secret:
             log.info("no HEDGEROW_TENANT_SECRET: an idempotency key joins its session within this process only")
-        run_service(run(config, tokenizer))
     except HedgerowError as error:
-        sys.exit(f"gateway: {error}")
+        sys.exit(f"{error.reason}: {error}")
+    run_service(run(config, tokenizer))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """`python -m services.kvstore`: the commit log. Configuration: HEDGEROW_* variables, see `config.py`."""
 
 import os
-import sys
 
-from hedgerow.rpc.config import ConfigError, from_env_or_exit
+from hedgerow.rpc.config import from_env_or_exit
 from hedgerow.rpc.logs import set_up_logging
 from hedgerow.rpc.work import run_service
 from services.kvstore.config import KvStoreConfig
@@ -12,7 +11,4 @@ from services.kvstore.service import run
 if __name__ == "__main__":
     config = from_env_or_exit(KvStoreConfig, os.environ)
     set_up_logging("kvstore", config.log_level)
-    try:
-        run_service(run(config))
-    except ConfigError as error:
-        sys.exit(f"configuration: {error}")
+    run_service(run(config))

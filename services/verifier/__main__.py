@@ -2,7 +2,6 @@
 
 import os
 
-from hedgerow.errors import HedgerowError
 from hedgerow.model.blas import pin_blas
 from hedgerow.rpc.config import from_env_or_exit
 from hedgerow.rpc.logs import set_up_logging
@@ -17,10 +16,7 @@ def main() -> None:
     pin_blas(os.environ)
     from services.verifier.service import run
 
-    try:
-        run_service(run(config))
-    except HedgerowError as error:
-        raise SystemExit(f"{error.reason}: {error}") from error
+    run_service(run(config))
 
 
 if __name__ == "__main__":

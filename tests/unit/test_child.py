@@ -24,9 +24,9 @@ QUICK = Backoff(first=0.05, most=0.2, calm=60)
 
 
 @contextmanager
-def child(code: str, backoff: Backoff = QUICK) -> Iterator[Child]:
+def child(code: str, backoff: Backoff = QUICK, said: list[str] | None = None) -> Iterator[Child]:
     command = Command("it", [sys.executable, "-S", "-c", code], dict(os.environ), ROOT)
-    made = Child(command, lambda name, line: None, backoff)
+    made = Child(command, lambda name, line: None if said is None else said.append(line), backoff)
     made.start()
     try:
         yield made
@@ -76,10 +76,13 @@ def test_a_paused_child_is_stopped_all_the_same() -> None:
         assert time.monotonic() - began < 10
 
 
-def test_a_child_that_ignores_sigterm_is_killed_after_the_grace() -> None:
-    with child("import signal; signal.signal(15, signal.SIG_IGN)\n" + SERVES) as it:
+def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_and_the_log_says_so() -> None:
+    """A kill that nobody was told of hid that services did not end by themselves."""
+    said: list[str] = []
+    with child("import signal; signal.signal(15, signal.SIG_IGN)\n" + SERVES, said=said) as it:
         it.wait_ready(10)
         assert it.stop(0.2) == -signal.SIGKILL
+    assert said == ["did not end within 0.2 s of SIGTERM; killed"]
 
 
 def test_a_child_that_is_stopped_between_two_starts_stays_stopped() -> None:
