@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -27,11 +26,12 @@ from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceStub
 from hedgerow.v1.verifier_pb2_grpc import VerifierServiceStub
 from services.gateway import convert
 from services.gateway.messages import Append, Appended, Created, Start, Stored, Timings, Update
+from services.gateway.outbox import Outbox
 from services.gateway.types import Model, Record
 
 FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds between attempts to reach a peer
 COMMIT_DELAY = 0.03  # seconds for which committed offsets wait for more; at most one message a step all the same
-IN_FLIGHT, MOST_ENTRIES = 2, 1024  # messages to the store without an answer; entries of one
+IN_FLIGHT = 2  # messages to the store without an answer
 LEASE_TTL = 15.0  # seconds that this gateway's leases outlive its last renewal
 ALL = (1 << 31) - 1  # from this offset on there are no tokens
 Answer = TypeVar("Answer")
@@ -152,7 +152,8 @@ class VerifierPeer:
 
 class StorePeer:
     """The store. What waits while IN_FLIGHT messages are on their way goes out as one: a slow store gets fewer, larger
-    messages. Those that were not answered when the stream broke are sent again: each entry names its offset.
+    messages. Those that were not answered when the stream broke are sent again: each entry names its offset. So is, up
+    to `patience` seconds, what the store answered that it cannot take now.
     """
 
     def __init__(self, address: str, owner: bytes, patience: float, report: Report) -> None:
@@ -160,19 +161,19 @@ class StorePeer:
         self.messages_sent = 0
         self._channel = open_channel(address)
         self._stub = KvStoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._waiting: deque[Append] = deque()
-        self._unanswered: dict[int, kv.AppendRequest] = {}
+        self._outbox = Outbox(patience)
+        self._unanswered: dict[int, Sequence[Append]] = {}
         self._away_since: float | None = None  # since when a broken stream leaves appends without an answer
         self._wake = asyncio.Event()
 
     @property
     def unanswered(self) -> int:
-        """Entries and messages that the store has not answered."""
-        return len(self._waiting) + len(self._unanswered)
+        """Entries that the store has not answered."""
+        return len(self._outbox)
 
     def append(self, entries: Sequence[Append]) -> None:
         """See table.Store."""
-        self._waiting.extend(entries)
+        self._outbox.add(entries)
         self._wake.set()
 
     async def run(self, appended: Callable[[Sequence[Appended]], None], lost: Callable[[HedgerowError], None]) -> None:
@@ -192,7 +193,7 @@ class StorePeer:
             if self._is_lost():
                 log.error("the store is lost", address=self.address, unanswered=self.unanswered)
                 self._unanswered.clear()
-                self._waiting.clear()
+                self._outbox.clear()
                 lost(error)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, LAST_DELAY)
@@ -244,11 +245,11 @@ class StorePeer:
                 oldest = next(iter(self._unanswered), None)
                 if message.batch_id != oldest:
                     raise InvariantViolation(f"kvstore answered batch {message.batch_id}, the oldest is {oldest}")
+                passed = self._outbox.answered(self._unanswered[message.batch_id], convert.appended(message))
                 del self._unanswered[message.batch_id]
                 self._away_since = None
-                if self._waiting:
-                    self._wake.set()
-                appended(convert.appended(message))
+                self._wake.set()
+                appended(passed)
             raise Unavailable("kvstore", "it ended the stream")
         finally:
             call.cancel()
@@ -264,25 +265,17 @@ class StorePeer:
 
     async def _write(self, call: grpc.aio.StreamStreamCall[kv.AppendRequest, kv.AppendResponse]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells
-            for request in list(self._unanswered.values()):
-                await call.write(request)
+            for batch_id, entries in list(self._unanswered.items()):
+                await call.write(convert.append(batch_id, entries, self._owner))
             while True:
-                while self._waiting and len(self._unanswered) < IN_FLIGHT:
-                    await call.write(self._next())
+                while len(self._unanswered) < IN_FLIGHT and (entries := self._outbox.take()):
+                    self.messages_sent += 1
+                    self._unanswered[self.messages_sent] = entries
+                    await call.write(convert.append(self.messages_sent, entries, self._owner))
                 self._wake.clear()
-                await self._wake.wait()
-
-    def _next(self) -> kv.AppendRequest:
-        """What waits, as one message with one entry a session."""
-        entries: dict[str, Append] = {}
-        while self._waiting and len(entries) < MOST_ENTRIES:
-            entry = self._waiting.popleft()
-            before = entries.get(entry.session_id)
-            entries[entry.session_id] = before.joined(entry) if before else entry
-        self.messages_sent += 1
-        request = convert.append(self.messages_sent, entries.values(), self._owner)
-        self._unanswered[self.messages_sent] = request
-        return request
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._outbox.due() if len(self._unanswered) < IN_FLIGHT else None):
+                        await self._wake.wait()
 
 
 def _unreachable(peer: str, error: grpc.aio.AioRpcError) -> HedgerowError:

@@ -8,7 +8,7 @@ import pytest
 
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, Options, Stream
-from hedgerow.errors import HedgerowError, Unavailable
+from hedgerow.errors import HedgerowError, LostSuffix, Unavailable
 from tests.polling import soon
 from tests.stack import Plain, engine_sampling, verifier_load
 
@@ -99,19 +99,64 @@ async def test_a_kvstore_that_is_killed_delays_a_stream_and_loses_nothing(
     assert session.token_count == len(tokens)
 
 
-@pytest.mark.parametrize("service", ["verifier", "redis"])
+async def test_a_redis_that_hangs_delays_a_stream_and_loses_nothing(
+    stack: Stack, client: AsyncClient, plain: Plain, idle: None
+) -> None:
+    """A pause beyond the store's own patience with it (1 s) once ended every running stream at once."""
+    plainly: Options = {**LONG, "budget": 0}
+    streams = [client.generate(PROMPT, **LONG), client.generate(PROMPT, **plainly)]
+    got: list[list[int]] = [[], []]
+    for stream, tokens in zip(streams, got, strict=True):
+        await read(stream, tokens, [], upto=20)
+    stack.pause("redis")
+    rest = [asyncio.create_task(read(s, tokens, [])) for s, tokens in zip(streams, got, strict=True)]
+    try:
+        _, waiting = await asyncio.wait(rest, timeout=3)
+        assert len(waiting) == 2, "a stream ended without its store"
+    finally:
+        stack.resume("redis")
+    await asyncio.gather(*rest)
+    for stream, tokens in zip(streams, got, strict=True):
+        assert tokens == await expected(client, plain, stream)
+        session = await client.get_session(stream.session_id)
+        assert (session.token_count, session.finish_reason) == (len(tokens), "length")
+
+
+async def test_a_redis_that_is_killed_delays_a_stream_and_loses_nothing_that_it_had_written(
+    stack: Stack, client: AsyncClient, plain: Plain, idle: None
+) -> None:
+    """Its log is synced every second, so a crash may lose the last one: only then may the stream end, and say so."""
+    for _ in range(3):
+        stream, tokens = client.generate(PROMPT, **LONG), list[int]()
+        await read(stream, tokens, [], upto=20)
+        stack.kill("redis")
+        lost: LostSuffix | None = None
+        try:
+            await read(stream, tokens, [])
+        except LostSuffix as error:
+            lost = error
+        if lost:
+            assert int(lost.metadata["stored"]) < int(lost.metadata["released"]) == len(tokens)
+            assert tokens == (await expected(client, plain, stream))[: len(tokens)]
+            continue
+        assert tokens == await expected(client, plain, stream)
+        assert (await client.get_session(stream.session_id)).token_count == len(tokens)
+        return
+    pytest.fail("Redis lost data three times: that is not what a killed process does")
+
+
 async def test_a_stream_that_cannot_go_on_ends_with_an_error_that_a_retry_can_help(
-    stack: Stack, client: AsyncClient, plain: Plain, service: str
+    stack: Stack, client: AsyncClient, plain: Plain
 ) -> None:
     """What was released is right, the error says when to come back, and then all is as before."""
     stream, tokens, nodes = client.generate(PROMPT, **LONG), list[int](), list[int]()
     await read(stream, tokens, nodes, upto=20)
-    stack.kill(service)
+    stack.kill("verifier")
     with pytest.raises(HedgerowError) as broken:
         await read(stream, tokens, nodes)
     assert isinstance(broken.value, Unavailable)
     assert broken.value.retry_after
-    await asyncio.to_thread(stack.wait_ready, service)
+    await asyncio.to_thread(stack.wait_ready, "verifier")
     await soon_served(client, plain)
     assert tokens == (await expected(client, plain, stream))[: len(tokens)]
 

@@ -65,8 +65,8 @@ class MemoryStore:
                 self.tokens[a.session_id].append(token)
                 self.digests[a.session_id].append(digest.extend(self.digests[a.session_id][-1], [token]))
             assert self.digests[a.session_id][-1] == a.after, "the caller's digest after is wrong"
-            state = state._replace(length=state.length + len(fresh), digest=a.after)
-            if a.end:
+            state = state._replace(length=state.length + len(fresh), digest=self.digests[a.session_id][-1])
+            if a.end and not state.finish:
                 state = state._replace(finish=a.end.reason, usage=a.end.usage, matched_stop=a.end.matched_stop)
             self.states[a.session_id] = state
         return Appended(a.session_id, status, state._replace(cancel_marked=a.session_id in self.marked))
@@ -74,15 +74,17 @@ class MemoryStore:
     def _check(self, a: Append, state: State) -> AppendStatus:
         if a.epoch != state.epoch:
             return AppendStatus.FENCED if a.epoch < state.epoch else AppendStatus.FORGOTTEN
-        if state.finish:
-            return AppendStatus.FINISHED
         if a.offset > state.length:
-            return AppendStatus.GAP
+            return AppendStatus.FINISHED if state.finish else AppendStatus.GAP
         overlap = self.tokens[a.session_id][a.offset :]
         if overlap != list(a.tokens[: len(overlap)]):
             return AppendStatus.CONFLICT
         if a.offset == state.length and a.before != state.digest:
             return AppendStatus.DIGEST_MISMATCH
+        if state.finish:
+            known = a.offset + len(a.tokens) <= state.length
+            repeated = a.end.reason is state.finish if a.end else bool(a.tokens)
+            return AppendStatus.OK if known and repeated else AppendStatus.FINISHED
         return AppendStatus.OK
 
 

@@ -18,7 +18,7 @@ from hedgerow.v1 import kvstore_pb2 as kv
 from hedgerow.v1 import verifier_pb2 as engine
 from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
 from hedgerow.v1.verifier_pb2_grpc import VerifierServiceServicer, add_VerifierServiceServicer_to_server
-from services.gateway.messages import Append, Start
+from services.gateway.messages import Append, AppendStatus, Start
 from services.gateway.peers import StorePeer, VerifierPeer
 from services.gateway.types import Trace
 from tests.unit.gateway_peers import OWNER, record
@@ -63,6 +63,7 @@ class BreakingStore(KvStoreServiceServicer):
         self.last: list[kv.AppendEntry] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.status = 1  # OK
 
     async def RenewOwner(self, request: kv.RenewOwnerRequest, context: Context) -> kv.RenewOwnerResponse:
         return kv.RenewOwnerResponse(cancelled_sessions=["s7"])
@@ -83,7 +84,7 @@ class BreakingStore(KvStoreServiceServicer):
             await self.gate.wait()
             if len(seen) > self.answering:
                 raise Unavailable("kvstore", "it was told to break")
-            results = [kv.AppendResult(session_id=e.session_id, status=1) for e in request.entries]  # type: ignore[arg-type]
+            results = [kv.AppendResult(session_id=e.session_id, status=self.status) for e in request.entries]  # type: ignore[arg-type]
             yield kv.AppendResponse(batch_id=request.batch_id, results=results)
 
 
@@ -298,6 +299,36 @@ async def test_a_store_that_never_answers_is_lost_after_its_patience() -> None:
         assert isinstance(watch.lost[0], Unavailable)
         assert peer.unanswered == 0
         assert watch.answers == []
+
+
+async def test_a_store_without_its_redis_is_asked_again_until_it_takes_the_entries() -> None:
+    """An answer UNAVAILABLE went straight to the sessions and ended them, although the stream itself had not broken."""
+    store = BreakingStore()
+    store.answering, store.status = 1000, 10  # UNAVAILABLE
+    async with store_peer(store) as (peer, watch):
+        peer.append(append("s1"))
+        await watch.until(lambda: peer.messages_sent == 3)
+        peer.append(append("s1", 1))
+        store.status = 1
+        await watch.until(lambda: not peer.unanswered)
+        assert [list(entry.tokens) for entry in store.last] == [[0, 1]]
+        assert answered(watch) == ["s1"]
+        assert watch.lost == []
+
+
+async def test_a_store_without_its_redis_for_too_long_ends_what_waits_for_it() -> None:
+    store = BreakingStore()
+    store.answering, store.status = 1000, 10
+    async with store_peer(store, patience=0.3) as (peer, watch):
+        began = time.monotonic()
+        peer.append(append("s1"))
+        await watch.until(lambda: answered(watch))
+        assert 0.3 <= time.monotonic() - began < 3
+        assert [entry.status for answer in watch.answers for entry in answer] == [AppendStatus.UNAVAILABLE]
+        assert peer.unanswered == 0
+        sent = peer.messages_sent
+        peer.append(append("s2"))
+        await watch.until(lambda: peer.messages_sent > sent)
 
 
 async def test_a_store_that_is_not_there_is_told_as_such() -> None:
