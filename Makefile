@@ -37,7 +37,7 @@ check: setup ## formatting, lint, types, import directions, protos, generated co
 protos: ## regenerate hedgerow/v1 from protos/
 	@$(PYTHON) deploy/generate.py
 
-exactness: setup ## the exactness run of docs/claims.md; stops and resumes, part by part
+exactness: setup ## the exactness run of docs/claims.md, a process a core; stops and resumes
 	@$(VENV)/python -m bench.exactness run $(ARGS)
 	@$(VENV)/python -m bench.exactness summary
 

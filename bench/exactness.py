@@ -1,7 +1,7 @@
 """The exactness run: trees of every budget, batched and alone, against plain one-by-one decoding, token for token.
 
     python -m bench.exactness run --prompts 40      every cell that has no result yet; stops and resumes
-    python -m bench.exactness run --part 2/8        one of eight processes that share the cells
+    python -m bench.exactness run --jobs 8          eight processes that share the cells; one a core if not given
     python -m bench.exactness summary               what the results add up to
     python -m bench.exactness slice --seconds 170   random parts of it within a time, for `make test`
 
@@ -31,6 +31,7 @@ pin_blas(os.environ)  # before torch is loaded, as the services do
 import torch  # noqa: E402
 
 from bench.drive import Job, drive_now, plain  # noqa: E402
+from bench.sharing import others, taken  # noqa: E402
 from bench.subjects import Subjects, logit_gap, machine  # noqa: E402
 from hedgerow.engine.config import EngineConfig  # noqa: E402
 from hedgerow.engine.step import Drafter  # noqa: E402
@@ -128,12 +129,11 @@ class Comparison:
 
 
 def cells(prompts: int) -> Iterator[Cell]:
-    """Block by block, so that a part of the run holds every setting."""
+    """Block by block, so that a part of the run holds every setting; random trees, which take longest, first."""
+    for block in range(-(-min(prompts, RANDOM_PROMPTS) // BLOCK)):
+        yield from (Cell(setting, "random", block) for setting in SETTINGS)
     for block in range(-(-prompts // BLOCK)):
-        for setting in SETTINGS:
-            yield Cell(setting, "drafter", block)
-            if block * BLOCK < RANDOM_PROMPTS:
-                yield Cell(setting, "random", block)
+        yield from (Cell(setting, "drafter", block) for setting in SETTINGS)
 
 
 def members(cell: Cell, prompts: int) -> list[int]:
@@ -149,13 +149,6 @@ def run_cell(comparison: Comparison, cell: Cell, prompts: int) -> Tally:
     return tally
 
 
-def part_of(text: str) -> tuple[int, int]:
-    part, parts = map(int, text.split("/"))
-    if not 1 <= part <= parts:
-        raise ValueError(text)
-    return part, parts
-
-
 def load(args: argparse.Namespace) -> Subjects:
     torch.set_num_threads(args.threads)
     if args.tiny:
@@ -165,24 +158,31 @@ def load(args: argparse.Namespace) -> Subjects:
 
 def run(args: argparse.Namespace) -> int:
     """Every cell whose result is missing, of other source, or of other checkpoints."""
+    args.results.mkdir(parents=True, exist_ok=True)
+    with others(["-m", "bench.exactness", *args.given, "--jobs", "1"], args.jobs - 1) as crowd:
+        mine = run_cells(args)
+    return 1 if mine or any(process.returncode for process in crowd) else 0
+
+
+def run_cells(args: argparse.Namespace) -> int:
+    """Cell after cell that no other process is at."""
     subjects = load(args)
     comparison, failed = Comparison(subjects, args.tokens), 0
     count = min(args.prompts, len(subjects.prompts))
     identity = subjects.identity | {"tokens_each": args.tokens}
     until = time.monotonic() + args.seconds if args.seconds else None
-    args.results.mkdir(parents=True, exist_ok=True)
-    part, parts = args.part
-    for cell in list(cells(count))[part - 1 :: parts]:
+    for cell in cells(count):
         path = args.results / f"{cell.name}.json"
-        done = read(path)
-        if done and done["identity"] == identity and done["prompts"] == members(cell, count):
-            continue
-        if until is not None and time.monotonic() > until:
-            print("time is over; run again to go on")
-            break
-        tally = run_cell(comparison, cell, count)
-        result = {"cell": cell.name, "prompts": members(cell, count), "identity": identity, "machine": machine()}
-        write(path, result | asdict(tally))
+        with taken(path.with_suffix(".lock")) as free:
+            done = read(path)
+            if not free or (done and done["identity"] == identity and done["prompts"] == members(cell, count)):
+                continue
+            if until is not None and time.monotonic() > until:
+                print("time is over; run again to go on", flush=True)
+                break
+            tally = run_cell(comparison, cell, count)
+            result = {"cell": cell.name, "prompts": members(cell, count), "identity": identity, "machine": machine()}
+            write(path, result | asdict(tally))
         print(f"{cell.name}: {tally.sequences} sequences, {tally.tokens} tokens, {len(tally.differences)} differ, "
               f"{tally.seconds:.0f} s", flush=True)  # fmt: skip
         failed += report(tally)
@@ -214,7 +214,7 @@ def slice_(args: argparse.Namespace) -> int:
 
 
 def summary(args: argparse.Namespace) -> int:
-    """Adds the results up, one line for each source and checkpoints that they come from."""
+    """Adds the results up, for each source and machine that they come from, also into a file beside their folder."""
     groups: dict[str, Tally] = {}
     for path in sorted(args.results.glob("*.json")):
         result = read(path)
@@ -230,6 +230,7 @@ def summary(args: argparse.Namespace) -> int:
     for key, tally in groups.items():
         print(f"{tally.sequences} sequences, {tally.tokens} tokens, {len(tally.differences)} differ, "
               f"{tally.seconds:.0f} s: {key}")  # fmt: skip
+    write(args.results.with_suffix(".json"), [json.loads(key) | asdict(tally) for key, tally in groups.items()])
     return 1 if sum(report(tally) for tally in groups.values()) else 0
 
 
@@ -272,10 +273,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument("--seconds", type=float, default=170 if name == "slice" else 0)
         if name == "run":
             sub.add_argument("--prompts", type=int, default=40)
-            sub.add_argument("--part", type=part_of, default=(1, 1), help="i/n: the i-th of n processes")
+            sub.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that share the cells")
         if name == "slice":
             sub.add_argument("--seed", type=int)
     args = parser.parse_args(argv)
+    args.given = sys.argv[1:] if argv is None else list(argv)
     result: int = args.command(args)
     return result
 

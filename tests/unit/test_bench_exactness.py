@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,10 @@ import pytest
 import torch
 
 from bench.exactness import Comparison, main
+from bench.sharing import taken
 from bench.subjects import Subjects
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +44,37 @@ def test_a_difference_is_told_with_its_place_tokens_and_logit_gap() -> None:
 
 
 def test_a_stopped_run_goes_on_and_a_difference_fails_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = ["run", "--tiny", "--prompts", "1", "--tokens", "2", "--results", str(tmp_path)]
-    summary = ["summary", "--results", str(tmp_path)]
+    run = ["run", "--tiny", "--prompts", "1", "--tokens", "2", "--jobs", "1", "--results", str(tmp_path / "cells")]
+    summary = ["summary", "--results", str(tmp_path / "cells")]
     assert main(run) == 0
-    files = sorted(path.name for path in tmp_path.iterdir())
+    files = sorted(path.name for path in (tmp_path / "cells").glob("*.json"))
     assert len(files) == 8
     assert capsys.readouterr().out.count("0 differ") == 8
-    (tmp_path / files[3]).unlink()
+    (tmp_path / "cells" / files[3]).unlink()
     assert main(run) == 0
     assert capsys.readouterr().out.startswith(files[3].removesuffix(".json"))
     assert main(summary) == 0
     assert capsys.readouterr().out.startswith("104 sequences, 208 tokens, 0 differ")
-    path = tmp_path / files[0]
+    (total,) = json.loads((tmp_path / "cells.json").read_text())
+    assert (total["sequences"], total["tokens"], total["differences"]) == (104, 208, [])
+    path = tmp_path / "cells" / files[0]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"differences": [{"prompt": 7}]}))
     assert main(summary) == 1
     assert '{"prompt": 7}' in capsys.readouterr().err
+
+
+def test_processes_share_the_cells_and_none_runs_twice(tmp_path: Path) -> None:
+    options = ["run", "--tiny", "--prompts", "1", "--tokens", "2", "--jobs", "2", "--results", str(tmp_path / "cells")]
+    done = subprocess.run([sys.executable, "-m", "bench.exactness", *options], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = [line.split(":")[0] for line in done.stdout.splitlines()]
+    assert sorted(told) == sorted(path.stem for path in (tmp_path / "cells").glob("*.json"))
+    assert len(told) == 8
+
+
+def test_a_part_is_free_again_when_its_process_is_gone(tmp_path: Path) -> None:
+    lock = tmp_path / "part.lock"
+    with taken(lock) as first, taken(lock) as second:
+        assert (first, second) == (True, False)
+    with taken(lock) as again:
+        assert again
