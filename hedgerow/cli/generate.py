@@ -37,7 +37,10 @@ def prompt_of(args: argparse.Namespace) -> str:
         return str(args.prompt)
     if args.prompt is None and sys.stdin.isatty():
         raise InvalidRequest("prompt", None, "given as an argument, with --file, or on standard input")
-    return sys.stdin.read()
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise InvalidRequest("prompt", "standard input", "UTF-8 text") from None
 
 
 def _read(path: Path) -> str:

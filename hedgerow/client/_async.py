@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from hedgerow.client import _convert
 from hedgerow.client._convert import Messages
+from hedgerow.client._fields import MESSAGE_LIMIT, check_size, fill
 from hedgerow.client._retry import Retry
 from hedgerow.client._status import decode
 from hedgerow.client._stream import Stream
 from hedgerow.client._types import Model, Options, Result, Session
-from hedgerow.v1 import common_pb2 as common
+from hedgerow.errors import InvalidRequest
 from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceStub
 
 DEFAULT_ADDRESS = "localhost:7411"
-MESSAGE_LIMIT = 64 << 20
 OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
@@ -34,7 +35,7 @@ OPTIONS = (
     ("grpc.enable_retries", 0),
 )
 Prompt = str | Sequence[int]
-Answer = TypeVar("Answer")
+Asked = TypeVar("Asked", bound=Message)
 
 
 class AsyncClient:
@@ -48,16 +49,14 @@ class AsyncClient:
     """
 
     def __init__(self, address: str = DEFAULT_ADDRESS, *, retry: Retry = Retry()) -> None:  # noqa: B008  frozen
+        _check_address(address)
         self.address, self.retry = address, retry
         self._channel: grpc.aio.Channel | None = None
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Continue a text, or token ids taken as they are."""
         asked = _convert.request(options)
-        if isinstance(prompt, str):
-            asked.text = prompt
-        else:
-            asked.token_ids.CopyFrom(common.TokenIds(ids=prompt))
+        _convert.set_prompt(asked, prompt)
         return self._stream(asked, options)
 
     def chat(
@@ -79,32 +78,33 @@ class AsyncClient:
 
     async def models(self) -> Sequence[Model]:
         """The models that can be asked for."""
-        answer = await self._ask(lambda stub: stub.ListModels(pb.ListModelsRequest()))
+        answer = await self._ask("ListModels", pb.ListModelsRequest())
         return [_convert.model(model) for model in answer.models]
 
     async def tokenize(self, prompt: str | Messages, *, model: str = "", thinking: bool | None = None) -> Sequence[int]:
         """The token ids that a text or a conversation would be."""
-        request = pb.TokenizeRequest(model=model)
+        request = pb.TokenizeRequest()
+        fill(request, "model", model)
         if isinstance(prompt, str):
-            request.text = prompt
+            fill(request, "text", prompt, "prompt")
         else:
             request.chat.CopyFrom(_convert.chat(prompt, thinking, None))
-        return tuple((await self._ask(lambda stub: stub.Tokenize(request))).tokens)
+        return tuple((await self._ask("Tokenize", request)).tokens)
 
     async def cancel(self, session_id: str) -> bool:
         """End a session within one step; False: it had ended."""
-        request = pb.CancelRequest(session_id=session_id)
-        return bool((await self._ask(lambda stub: stub.Cancel(request))).was_running)
+        request = _of_session(pb.CancelRequest(), session_id)
+        return bool((await self._ask("Cancel", request)).was_running)
 
     async def get_session(self, session_id: str) -> Session:
         """What is recorded of a session."""
-        request = pb.GetSessionRequest(session_id=session_id)
-        return _convert.session(await self._ask(lambda stub: stub.GetSession(request)))
+        request = _of_session(pb.GetSessionRequest(), session_id)
+        return _convert.session(await self._ask("GetSession", request))
 
     async def delete_session(self, session_id: str) -> bool:
         """Remove a session's prompt and tokens; False: there was none."""
-        request = pb.DeleteSessionRequest(session_id=session_id)
-        return bool((await self._ask(lambda stub: stub.DeleteSession(request))).existed)
+        request = _of_session(pb.DeleteSessionRequest(), session_id)
+        return bool((await self._ask("DeleteSession", request)).existed)
 
     async def aclose(self) -> None:
         """Close the connection; open streams are cancelled."""
@@ -126,14 +126,16 @@ class AsyncClient:
         return GatewayServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def _stream(self, asked: pb.GenerateRequest, options: Options) -> Stream:
+        check_size(asked)
         timeout = options.get("timeout")
         return Stream(lambda request: self._stub().Generate(request, timeout=timeout), asked, self.retry, self.address)
 
-    async def _ask(self, call: Callable[[Any], Awaitable[Answer]]) -> Answer:
+    async def _ask(self, method: str, request: Message) -> Any:
+        check_size(request)
         attempt = 1
         while True:
             try:
-                return await call(self._stub())
+                return await getattr(self._stub(), method)(request)
             except grpc.aio.AioRpcError as failed:
                 error = decode(failed, self.address)
             delay = self.retry.delay(error, attempt)
@@ -141,3 +143,18 @@ class AsyncClient:
                 raise error
             attempt += 1
             await asyncio.sleep(delay)
+
+
+def _of_session(request: Asked, session_id: str) -> Asked:
+    fill(request, "session_id", session_id)
+    return request
+
+
+def _check_address(address: object) -> None:
+    """gRPC would find out at the first call, and say it in words of its own."""
+    try:
+        if isinstance(address, str) and address.encode():
+            return
+    except UnicodeEncodeError:
+        pass
+    raise InvalidRequest("address", address, "HOST:PORT, or another gRPC target")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, TypeVar
 
-from google.protobuf.message import Message as ProtobufMessage
-
+from hedgerow.client._fields import fill, seconds
 from hedgerow.client._types import (
     Chunk,
     Event,
@@ -34,14 +34,13 @@ REASONS = {
     common.FINISH_REASON_ERROR: FinishReason.ERROR,
 }  # fmt: skip
 SAMPLING = (
-    "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids",
-    "logit_bias",
+    "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "ignore_eos", "stop",
+    "stop_token_ids", "logit_bias",
 )  # fmt: skip
 SPECULATION = ("budget", "topk_cap")
 ENVELOPE = ("model", "priority", "tenant", "idempotency_key", "return_steps", "return_trees")
-OTHERS = ("stop", "deadline", "timeout")
+KNOWN = (*SAMPLING, *SPECULATION, *ENVELOPE, "deadline", "timeout")
 Row = TypeVar("Row")
-Built = TypeVar("Built", bound=ProtobufMessage)
 
 Messages = Iterable[Message | Mapping[str, Any]]
 
@@ -49,25 +48,42 @@ Messages = Iterable[Message | Mapping[str, Any]]
 def request(options: Options) -> pb.GenerateRequest:
     """A request without its prompt. Raises InvalidRequest for an option that does not exist or does not fit."""
     given: dict[str, Any] = dict(options)
-    known = (*SAMPLING, *SPECULATION, *ENVELOPE, *OTHERS)
     for name in given:
-        if name not in known:
-            raise InvalidRequest(name, given[name], f"an option: {', '.join(sorted(known))}")
-    stop = given.get("stop", ())
-    sampling = _build(common.SamplingParams, given, SAMPLING, stop=[stop] if isinstance(stop, str) else stop)
-    speculation = _build(common.SpeculationParams, given, SPECULATION)
-    deadline = max(1, int(given["deadline"] * 1000)) if "deadline" in given else 0
-    return _build(pb.GenerateRequest, given, ENVELOPE, sampling=sampling, speculation=speculation, deadline_ms=deadline)
+        if name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, 1)
+            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(KNOWN))}"
+            raise InvalidRequest(name, given[name], f"no option of this name; {hint}")
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    asked = pb.GenerateRequest()
+    for message, names in ((asked.sampling, SAMPLING), (asked.speculation, SPECULATION), (asked, ENVELOPE)):
+        for name in names:
+            fill(message, name, given.get(name))
+    if (deadline := seconds("deadline", given.get("deadline"))) is not None:
+        asked.deadline_ms = max(1, int(deadline * 1000))
+    seconds("timeout", given.get("timeout"))
+    return asked
+
+
+def set_prompt(asked: pb.GenerateRequest, prompt: object) -> None:
+    """A text, or token ids taken as they are. Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        fill(asked, "text", prompt, "prompt")
+        return
+    if isinstance(prompt, bytes | bytearray | Mapping | Set) or not isinstance(prompt, Iterable):
+        raise InvalidRequest("prompt", prompt, "a text, or a sequence of token ids")
+    ids = common.TokenIds()
+    fill(ids, "ids", list(prompt), "prompt")
+    asked.token_ids.CopyFrom(ids)
 
 
 def chat(messages: Messages, thinking: bool | None, preserve_thinking: bool | None) -> pb.ChatPrompt:
     """A conversation; messages may be mappings with the same keys. Raises InvalidRequest."""
-    converted = [_message(i, message) for i, message in enumerate(messages)]
-    prompt = pb.ChatPrompt(messages=converted)
-    if thinking is not None:
-        prompt.thinking = thinking
-    if preserve_thinking is not None:
-        prompt.preserve_thinking = preserve_thinking
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise InvalidRequest("messages", messages, "a sequence of messages")
+    prompt = pb.ChatPrompt(messages=[_message(f"messages[{i}]", message) for i, message in enumerate(messages)])
+    fill(prompt, "thinking", thinking)
+    fill(prompt, "preserve_thinking", preserve_thinking)
     return prompt
 
 
@@ -122,31 +138,31 @@ def _chunk(c: pb.TokenChunk) -> Chunk:
     return Chunk(c.token_offset, c.text_offset, tuple(c.tokens), c.text, c.digest, tuple(steps), timings)
 
 
-def _message(i: int, given: Message | Mapping[str, Any]) -> pb.ChatMessage:
-    try:
-        m = given if isinstance(given, Message) else Message(**given)
-        calls = [c if isinstance(c, ToolCall) else ToolCall(**c) for c in m.tool_calls]
-        return pb.ChatMessage(
-            role=m.role, content=m.content, name=m.name, reasoning_content=m.reasoning_content,
-            tool_calls=[pb.ToolCall(id=c.id, name=c.name, arguments=c.arguments) for c in calls],
-            tool_call_id=m.tool_call_id,
-        )  # fmt: skip
-    except TypeError as error:
-        raise InvalidRequest(f"messages[{i}]", given, f"a message ({error})") from None
-
-
-def _build(kind: type[Built], given: Mapping[str, Any], names: Sequence[str], **more: Any) -> Built:
-    """A message of those `names` that are given. A value that its field cannot hold is the caller's mistake."""
-    message = kind(**more)
-    for name in names:
-        value = given.get(name)
-        if value is None:
-            continue
-        try:
-            message.MergeFrom(kind(**{name: value}))
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(name, value, str(error)) from None
+def _message(where: str, given: Message | Mapping[str, Any]) -> pb.ChatMessage:
+    m = _given(Message, where, given)
+    message = pb.ChatMessage()
+    for name in ("role", "content", "name", "reasoning_content", "tool_call_id"):
+        fill(message, name, getattr(m, name), f"{where}.{name}")
+    calls = () if m.tool_calls is None else m.tool_calls
+    if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Iterable):
+        raise InvalidRequest(f"{where}.tool_calls", calls, "a sequence of calls")
+    for i, given_call in enumerate(calls):
+        there = f"{where}.tool_calls[{i}]"
+        c, call = _given(ToolCall, there, given_call), message.tool_calls.add()
+        for name in ("id", "name", "arguments"):
+            fill(call, name, getattr(c, name), f"{there}.{name}")
     return message
+
+
+def _given(kind: type[Row], where: str, value: Any) -> Row:
+    """A `kind`, which may be given as a mapping with its fields."""
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(**value)
+    except TypeError:
+        fields = ", ".join(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+        raise InvalidRequest(where, value, f"a {kind.__name__}, or a mapping with its fields: {fields}") from None
 
 
 def _row(kind: type[Row], message: Any) -> Row:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from hedgerow.errors import HedgerowError, Overloaded, Unavailable
+from hedgerow.client._fields import seconds
+from hedgerow.errors import HedgerowError, InvalidRequest, Overloaded, Unavailable
 
 
 @dataclass(frozen=True)
@@ -13,12 +14,19 @@ class Retry:
     """Up to `attempts` tries in all, with exponential delays in seconds; a server's own hint counts if it is longer.
 
     Only calls that have given nothing yet are tried again, and only after Unavailable or Overloaded. `Retry.never()`
-    gives up at once.
+    gives up at once. Raises InvalidRequest.
     """
 
     attempts: int = 4
     first_delay: float = 0.1
     last_delay: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attempts, int) or self.attempts < 1:
+            raise InvalidRequest("attempts", self.attempts, "a whole number of at least 1")
+        for name in ("first_delay", "last_delay"):
+            if getattr(self, name) != 0:
+                seconds(name, getattr(self, name))
 
     @classmethod
     def never(cls) -> Retry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
@@ -14,6 +15,7 @@ from hedgerow import errors
 from hedgerow.errors import HedgerowError
 
 DOMAIN, DETAILS_KEY = "hedgerow", "grpc-status-details-bin"
+TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 
 
 def _family(kind: type[HedgerowError]) -> Iterator[type[HedgerowError]]:
@@ -66,6 +68,10 @@ def _status(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
 
 def _unsent(error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
     text = error.details() or error.code().name
+    if (larger := TOO_LARGE.search(text)) is not None:  # for gRPC an exhausted resource, but it will never fit
+        if "CLIENT: Received" in text:
+            return errors.Unsupported("answer", f"its {larger[1]} bytes are more than the {larger[2]} of this client")
+        return errors.InvalidRequest("request", f"{larger[1]} bytes", f"at most {larger[2]} bytes")
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return errors.Unavailable(f"gateway at {address}", text, retry_after=0.0)
     return _build(CODES.get(error.code(), errors.Internal), text, {}, None)

@@ -13,6 +13,7 @@ from hedgerow.client._convert import Messages
 from hedgerow.client._retry import Retry
 from hedgerow.client._stream import Stream
 from hedgerow.client._types import Chunk, Event, Finished, Model, Options, Result, Session, Started
+from hedgerow.errors import Cancelled
 
 Answer = TypeVar("Answer")
 
@@ -26,7 +27,10 @@ class _Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Wait for `work`. An interrupt of the waiting thread cancels it."""
+        """Wait for `work`. An interrupt of the waiting thread cancels it. Raises Cancelled after `close`."""
+        if self._loop.is_closed():
+            work.close()
+            raise Cancelled("the client is closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

@@ -21,7 +21,7 @@ class FinishReason(enum.StrEnum):
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `generate`, `complete` and `chat`. What is left out takes the model's default.
+    """Keyword arguments of `generate`, `complete` and `chat`. What is left out, or None, takes the model's default.
 
     `timeout` bounds the whole call, in seconds, and raises DeadlineExceeded; after `deadline` seconds generation ends
     with what there is and the finish reason "deadline". `idempotency_key` is made up when none is given.

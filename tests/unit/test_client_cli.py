@@ -181,3 +181,24 @@ def test_the_address_comes_from_the_environment(
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     assert "generate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--budget", "--seed", "--top-k", "--max-tokens"])
+def test_a_number_out_of_range_is_refused_with_its_range(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It said "Value out of range: -1" and no more."""
+    assert main(["generate", "--address", "localhost:1", "x", option, "-1"]) == REFUSED
+    name = option.removeprefix("--").replace("-", "_")
+    assert f"hedgerow: {name}: -1 is not allowed: a whole number in [0, " in capsys.readouterr().err
+
+
+def test_bytes_that_are_no_text_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A traceback of UnicodeEncodeError came from an argument, one of UnicodeDecodeError from a pipe."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff\xfe"), "utf-8"))
+    for arguments in (["generate", "\udcff\udcfe"], ["generate", "-"], ["chat", "\udcff"], ["tokenize", "\udcff"]):
+        assert main([*arguments, "--address", "localhost:1"]) == REFUSED
+    said = capsys.readouterr().err
+    assert said.count(" is not allowed: ") == 4
+    assert "prompt: 'standard input' is not allowed: UTF-8 text" in said
+    assert "messages[0].content: '\\udcff' is not allowed" in said
