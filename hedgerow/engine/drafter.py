@@ -64,13 +64,17 @@ class DrafterEngine:
     def draft(self, batch: DraftBatch) -> DraftAnswer:
         """Takes every work's features, then builds one tree for each work with a budget, in their order.
 
-        A tree is empty where the context does not reach the anchor. InvalidRequest for a work that makes no sense;
-        nothing of the batch has then been done.
+        A tree is empty where the context does not reach the anchor. A batch for another incarnation follows a state
+        that is not here: no features are taken, and every sequence lacks all. InvalidRequest for a work that makes no
+        sense; nothing of the batch has then been done.
         """
         self._check(batch)
         begun = time.perf_counter_ns()
         for sequence in batch.release:
             self._states.pop(sequence, None)
+        if batch.drafter not in (b"", self.incarnation):
+            lacking = [DraftTree(work.sequence, NO_NODES, 0) for work in batch.works if work.budget]
+            return DraftAnswer(batch.step_id, lacking, self.incarnation)
         ends = [self._take(work) for work in batch.works]
         while len(self._states) > self.config.max_sequences:
             self._states.popitem(last=False)

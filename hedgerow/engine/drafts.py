@@ -50,7 +50,7 @@ class DraftDesk:
                 left -= draft.features.shape[0]
                 asked.append(draft)
                 self._sent.setdefault(draft.sequence, 0)
-        return DraftBatch(step_id, asked, tuple(self._release))
+        return DraftBatch(step_id, asked, tuple(self._release), self._incarnation)
 
     def _ask(self, work: Work, left: int) -> DraftWork | None:
         sequence, ring = work.sequence, work.sequence.features

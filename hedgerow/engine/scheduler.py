@@ -75,7 +75,7 @@ class Scheduler:
             sequence = self.waiting.pop(0)
             pages = self.pool.reserve(self.pool.pages_for(sequence.slots))
             assert pages is not None, "admissible and not admitted"
-            sequence.pages = pages
+            sequence.admit(pages)
             self.running.append(sequence)
         decoding = [self._decode(s) for s in self.running if s.phase is Phase.DECODING and not self._held(s)]
         return decoding + self._chunks()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from hedgerow.engine.features import FeatureRing
 from hedgerow.engine.stops import Stop, StopWatch
 from hedgerow.engine.tree import TreeConfig
-from hedgerow.engine.types import Finish, Start, StepStats, Update, UsageCount
+from hedgerow.engine.types import Finish, SequenceTimings, Start, StepStats, StepTimings, Update, UsageCount
 
 
 class Phase(enum.Enum):
@@ -52,6 +53,8 @@ class AttachedSequence:
         for token in start.committed:
             self.stop = self.stop or self._watch.feed(token)
         self.steps = self.draft_tokens = self.accepted_draft_tokens = 0
+        self.timings = SequenceTimings()
+        self._begun_ns = time.perf_counter_ns()
 
     @property
     def order(self) -> tuple[int, int]:
@@ -88,6 +91,23 @@ class AttachedSequence:
         """Emitted tokens that the store has not acknowledged."""
         return len(self.output) - self.committed
 
+    def admit(self, pages: tuple[int, ...]) -> None:
+        """Out of the queue: the sequence runs, in these pages."""
+        self.pages = pages
+        self.timings.queue_ns = time.perf_counter_ns() - self._begun_ns
+
+    def spend(self, phase: Phase, step: StepTimings) -> None:
+        """Counts a step in which the sequence took part, as what it was when the step began."""
+        timings = self.timings
+        if phase is Phase.DECODING:
+            timings.draft_ns += step.draft_ns
+            timings.verify_ns += step.verify_ns
+            timings.accept_ns += step.accept_ns
+        else:
+            timings.prefill_ns += step.total_ns
+        timings.step_end_unix_ns = step.step_end_unix_ns
+        timings.total_ns = time.perf_counter_ns() - self._begun_ns
+
     def truncate(self, tokens: Sequence[int]) -> list[int]:
         """The tokens up to and including the one that ends the sequence; `stop` then says why. Fed once each."""
         for count, token in enumerate(tokens, 1):
@@ -105,6 +125,9 @@ class AttachedSequence:
     def update(self, offset: int, stats: StepStats | None = None, error: Exception | None = None) -> Update:
         """What to tell the owner: the output from `offset` on and, if the sequence has ended, how and at what cost."""
         ended = self.finish is not Finish.NONE
+        if ended:
+            self.timings.total_ns = time.perf_counter_ns() - self._begun_ns
+            self.timings.queue_ns = self.timings.queue_ns or self.timings.total_ns
         stop = self.stop if ended and self.stop is not None and self.finish is self.stop.finish else None
         return Update(
             owner=self.start.owner,
@@ -119,6 +142,7 @@ class AttachedSequence:
             usage=self.usage() if ended else None,
             stats=stats,
             error=error,
+            timings=self.timings if ended else None,
         )
 
     def usage(self) -> UsageCount:

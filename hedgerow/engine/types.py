@@ -89,6 +89,7 @@ class DraftBatch:
     step_id: int
     works: Sequence[DraftWork]
     release: Sequence[int] = ()
+    drafter: bytes = b""  # whose state the features follow: the last answer's incarnation; b"" before the first
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,19 @@ class UsageCount(NamedTuple):
     accepted_draft_tokens: int = 0
 
 
+@dataclass
+class SequenceTimings:
+    """Where a sequence's time went since its attach, in nanoseconds; the fields of hedgerow.v1.Timings."""
+
+    queue_ns: int = 0
+    prefill_ns: int = 0
+    draft_ns: int = 0
+    verify_ns: int = 0
+    accept_ns: int = 0
+    total_ns: int = 0
+    step_end_unix_ns: int = 0
+
+
 @dataclass(frozen=True)
 class Update:
     """What a step did for one sequence."""
@@ -152,6 +166,7 @@ class Update:
     usage: UsageCount | None = None  # with the last update
     stats: StepStats | None = None
     error: Exception | None = None  # finish is ERROR
+    timings: SequenceTimings | None = None  # with the last update; whole once the step's result is out
 
 
 class StepTimings(NamedTuple):

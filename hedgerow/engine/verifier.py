@@ -174,6 +174,8 @@ class VerifierEngine:
             total_ns=ended - plan.begun_ns,
             step_end_unix_ns=time.time_ns(),
         )
+        for work in plan.works:
+            work.sequence.spend(work.phase, timings)
         return StepResult(plan.step_id, updates, timings)
 
     def check(self) -> None:

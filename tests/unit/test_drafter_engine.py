@@ -200,6 +200,25 @@ def test_a_new_incarnation_has_forgotten_everything(engine: DrafterEngine, model
     assert DrafterEngine(model, engine.config).incarnation != engine.incarnation  # type: ignore[arg-type]
 
 
+def test_a_batch_meant_for_another_incarnation_is_answered_as_unknown_and_not_drafted_on(
+    engine: DrafterEngine, model: NotedModel
+) -> None:
+    """Its features were taken for a context that began there, and a tree was drafted on that."""
+    one(engine, work(1, 0, 10), work(2, 0, 4))
+    stale = DraftBatch(2, [work(1, 10, 12), work(2, 4, 6, budget=0), work(3, 8, 9)], release=[2], drafter=b"x" * 16)
+    answer = engine.draft(stale)
+    assert [(tree.sequence, tree.features_from, len(tree.nodes.tokens)) for tree in answer.trees] == [
+        (1, 0, 0),
+        (3, 0, 0),
+    ]
+    assert answer.incarnation == engine.incarnation
+    assert len(model.drafted) == 1
+    assert engine.held == 1, "a release is about numbers, and those are the verifier's own"
+    (again,) = engine.draft(DraftBatch(3, [work(1, 10, 12)], drafter=engine.incarnation)).trees
+    assert (again.features_from, len(again.nodes.tokens)) == (12, 8)
+    assert model.states[0].values == list(range(12))
+
+
 def test_beyond_the_models_positions_there_is_no_tree_and_nothing_to_send_again(engine: DrafterEngine) -> None:
     (last,) = one(engine, work(1, REACH - 5, REACH - 1))
     assert len(last.nodes.tokens) == 8

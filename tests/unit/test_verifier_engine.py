@@ -14,7 +14,16 @@ import torch
 from bench.drive import Job, Run, drive_now
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 from hedgerow.engine.step import NoDrafter
-from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftWork, Finish, Sampling, TreeNodes, Update
+from hedgerow.engine.types import (
+    DraftAnswer,
+    DraftBatch,
+    DraftWork,
+    Finish,
+    Sampling,
+    StepTimings,
+    TreeNodes,
+    Update,
+)
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import Fenced, HedgerowError, InvalidRequest, Overloaded
 from tests.engine_rig import EOS, Rig, ScriptedDrafter, oracle, prompt
@@ -427,7 +436,64 @@ def test_a_drafter_that_forgot_everything_has_its_context_again_two_steps_later(
         engine.verify(plan, answer)
     (state,) = drafter._states.values()
     assert state.start == 0
-    assert trees == [4] * 7
+    assert trees == [4, 4, 4, 0, 4, 4, 4], "no tree on the few features that were meant for the one before"
+
+
+def test_a_batch_names_the_drafter_whose_answer_was_used_last(rig: Rig) -> None:
+    """Nothing said whose state a request's positions follow, so that another drafter took them for its own."""
+    engine, drafter = rig.engine(), DrafterEngine(rig.draft_model, DrafterConfig())
+    engine.start(replace(job(), budget=4).start())
+    named = []
+    for turn in range(6):
+        plan = engine.plan()
+        assert plan is not None
+        named.append(plan.draft.drafter)
+        if turn == 3:
+            first = drafter.incarnation
+            drafter.drop_all()
+        answer = drafter.draft(plan.draft)
+        engine.verify(plan, answer if turn not in (0, 3) else None)  # those two come too late
+    assert named == [b"", b"", first, first, first, drafter.incarnation]
+
+
+def test_the_last_update_says_where_the_sequences_time_went(rig: Rig) -> None:
+    """No update carried it, so that no session's end did."""
+    engine = rig.engine(max_sequences=1, prefill_rows=16)
+    engine.start(job("first", tokens=6).start())
+    engine.start(job("second", length=40, tokens=4).start())
+    begun, updates, steps = time.perf_counter_ns(), list[Update](), list[StepTimings]()
+    while engine.has_work():
+        plan = engine.plan()
+        assert plan is not None
+        result = engine.verify(plan, None)
+        updates += result.updates
+        steps.append(result.timings)
+    taken = time.perf_counter_ns() - begun
+    assert [update.timings is not None for update in updates] == [bool(update.finish) for update in updates]
+    first, second = (update.timings for update in updates if update.finish)
+    assert first is not None
+    assert second is not None
+    assert first.prefill_ns == sum(step.total_ns for step in steps[:2])  # 20 rows, 16 a step; they draw the first token
+    assert first.verify_ns == sum(step.verify_ns for step in steps[2:7])
+    assert first.accept_ns == sum(step.accept_ns for step in steps[2:7])
+    assert second.queue_ns > first.prefill_ns + first.verify_ns + first.accept_ns > first.queue_ns
+    assert second.prefill_ns == sum(step.total_ns for step in steps[7:10])
+    assert second.step_end_unix_ns == steps[12].step_end_unix_ns  # a last one only tells the drafter that it is over
+    for t in (first, second):
+        assert t.queue_ns + t.prefill_ns + t.draft_ns + t.verify_ns + t.accept_ns < t.total_ns < 2 * taken
+        assert min(t.queue_ns, t.prefill_ns, t.draft_ns, t.verify_ns, t.accept_ns) > 0
+
+
+def test_a_sequence_that_never_ran_spent_all_its_time_in_the_queue(rig: Rig) -> None:
+    engine = rig.engine(max_sequences=1)
+    engine.start(job("runs").start())
+    engine.start(job("waits").start())
+    one_step(engine)
+    engine.cancel("waits", 1, 1)
+    (last,) = [update for update in one_step(engine) if update.session_id == "waits"]
+    assert last.timings is not None
+    assert last.timings.queue_ns == last.timings.total_ns > 0
+    assert last.timings.prefill_ns == last.timings.verify_ns == 0
 
 
 def test_features_that_nobody_acknowledged_are_sent_again(rig: Rig) -> None:
