@@ -29,7 +29,7 @@ class TestGateway:
 
     async def __aenter__(self) -> TestGateway:
         self.call = self.stub.Attach(wait_for_ready=True)
-        await self._write(verifier_pb2.AttachRequest(gateway=os.urandom(16)))
+        await self.write(verifier_pb2.AttachRequest(gateway=os.urandom(16)))
         hello = await self.call.read()
         assert len(hello.incarnation) == 16
         self._reading = asyncio.create_task(self._read())
@@ -59,17 +59,17 @@ class TestGateway:
             session_id=session, epoch=1, attempt=attempt, prompt=prompt, sampling=sampling, speculation=speculation,
             deadline_ms=deadline_ms, committed=committed,
         )  # fmt: skip
-        await self._write(verifier_pb2.AttachRequest(start=[start]))
+        await self.write(verifier_pb2.AttachRequest(start=[start]))
 
     async def cancel(self, *sessions: str, attempt: int = 1) -> None:
         """Ends sequences."""
         cancels = [verifier_pb2.CancelSequence(session_id=each, epoch=1, attempt=attempt) for each in sessions]
-        await self._write(verifier_pb2.AttachRequest(cancel=cancels))
+        await self.write(verifier_pb2.AttachRequest(cancel=cancels))
 
     async def commit(self, session: str, offset: int, attempt: int = 1) -> None:
         """Acknowledges tokens."""
         commit = verifier_pb2.CommittedOffset(session_id=session, epoch=1, attempt=attempt, offset=offset)
-        await self._write(verifier_pb2.AttachRequest(committed=[commit]))
+        await self.write(verifier_pb2.AttachRequest(committed=[commit]))
 
     async def finished(self, sessions: Iterable[str], seconds: float = 60) -> None:
         """Returns when each of `sessions` has had its last update."""
@@ -84,7 +84,8 @@ class TestGateway:
         load: verifier_pb2.GetLoadResponse = await self.stub.GetLoad(verifier_pb2.GetLoadRequest(), timeout=10)
         return load
 
-    async def _write(self, request: verifier_pb2.AttachRequest) -> None:
+    async def write(self, request: verifier_pb2.AttachRequest) -> None:
+        """Sends a message as it is."""
         async with self._writing:  # gRPC takes one write at a time
             await self.call.write(request)
 
@@ -101,7 +102,7 @@ class TestGateway:
                 self.messages.append(message)
                 commits = [self._take(update) for update in message.updates]
                 if self.acknowledge:
-                    await self._write(verifier_pb2.AttachRequest(committed=commits))
+                    await self.write(verifier_pb2.AttachRequest(committed=commits))
                 async with self._changed:
                     self._changed.notify_all()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

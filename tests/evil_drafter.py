@@ -1,6 +1,6 @@
 """A drafter that is out for trouble: a real DrafterService whose answers are wrong, one kind after the other.
 
-    python -m tests.evil_drafter --vocab 512 --layers 0,1 --width 128 --kinds cycle,huge
+    python -m tests.evil_drafter --vocab 512 --layers 0,1 --width 128 --head 3f… --kinds cycle,huge
 
 It describes itself as a drafter that fits, prints a ready line like a service, and writes to stdout what it answered.
 """
@@ -53,6 +53,7 @@ class EvilDrafter(drafter_pb2_grpc.DrafterServiceServicer):
             max_budget=63,
             incarnation=self.incarnation,
             max_sequences=64,
+            target_head_hash=self.options.head,
         )
 
     async def Draft(
@@ -88,6 +89,7 @@ async def main() -> None:
     parser.add_argument("--vocab", type=int, required=True)
     parser.add_argument("--layers", type=lambda text: [int(n) for n in text.split(",")], required=True)
     parser.add_argument("--width", type=int, required=True)
+    parser.add_argument("--head", default="", help="hash of the target's embedding and head")
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
     parser.add_argument("--late", type=float, default=0.3, help="seconds")
     options = parser.parse_args()

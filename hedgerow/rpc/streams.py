@@ -6,12 +6,24 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Generic, TypeVar
 
+from hedgerow.errors import DeadlineExceeded
+
+FIRST_MESSAGE = 10.0
+"""Seconds that a stream may be open before it says whose it is."""
 T = TypeVar("T")
 
 
-async def until(stop: asyncio.Event, messages: AsyncIterator[T]) -> AsyncGenerator[T, None]:
+def silent(seconds: float) -> DeadlineExceeded:
+    """What ends a stream that never said a word."""
+    return DeadlineExceeded(f"no first message within {seconds:g} s", metadata={"limit": seconds})
+
+
+async def until(
+    stop: asyncio.Event, messages: AsyncIterator[T], first_within: float | None = None
+) -> AsyncGenerator[T, None]:
     """The messages of a call, up to its end or to `stop`; what reading raises is raised here.
 
+    DeadlineExceeded where the first one does not come in `first_within` seconds; None: it may take for ever.
     One message is read ahead. A read that is under way at `stop` is left to end with its call: gRPC's core still owns
     the memory that it reads into, so it must not be cancelled. Its message, if one still comes, is lost.
     """
@@ -20,9 +32,15 @@ async def until(stop: asyncio.Event, messages: AsyncIterator[T]) -> AsyncGenerat
     reading = asyncio.ensure_future(inbox.fill(messages))
     stopping = asyncio.ensure_future(inbox.end_at(stop))
     try:
-        while (got := await inbox.queue.get()) and not stop.is_set():
+        try:
+            async with asyncio.timeout(first_within):
+                got = await inbox.queue.get()
+        except TimeoutError:
+            raise silent(first_within or 0.0) from None
+        while got and not stop.is_set():
             inbox.room.release()
             yield got[0]
+            got = await inbox.queue.get()
         if reading.done():
             reading.result()
     finally:

@@ -13,7 +13,7 @@ from hedgerow.errors import InvalidRequest, Unsupported
 from hedgerow.model.interface import Draft
 from hedgerow.v1 import common_pb2, drafter_pb2
 
-FLOAT_BYTES = 4
+FLOAT_BYTES, INCARNATION_BYTES = 4, 16
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ def description(
 
 def batch_from(request: drafter_pb2.DraftRequest, limits: Limits) -> DraftBatch:
     """One step's work. Raises InvalidRequest with the field, its value and the limit."""
+    if len(request.drafter) not in (0, INCARNATION_BYTES):
+        raise InvalidRequest("drafter", request.drafter, f"{INCARNATION_BYTES} bytes, or none before the first answer")
     if len(request.sequences) > limits.max_sequences:
         raise InvalidRequest("sequences", len(request.sequences), f"at most {limits.max_sequences}")
     numbers = {entry.sequence for entry in request.sequences}
@@ -60,7 +62,7 @@ def batch_from(request: drafter_pb2.DraftRequest, limits: Limits) -> DraftBatch:
         _work(entry, features if count == len(features) else features[end - count : end])
         for entry, count, end in zip(request.sequences, rows, ends, strict=True)
     ]
-    return DraftBatch(request.step_id, works, list(request.release))
+    return DraftBatch(request.step_id, works, list(request.release), request.drafter)
 
 
 def response_from(answer: DraftAnswer) -> drafter_pb2.DraftResponse:
@@ -103,7 +105,7 @@ def _features(tensor: common_pb2.Tensor, rows: int, width: int) -> torch.Tensor:
     if rows == 0 and not tensor.shape:
         return torch.empty(0, width)
     if tensor.dtype != common_pb2.TENSOR_TYPE_FLOAT32:
-        raise InvalidRequest("features.dtype", common_pb2.TensorType.Name(tensor.dtype), "TENSOR_TYPE_FLOAT32")
+        raise InvalidRequest("features.dtype", _type_name(tensor.dtype), "TENSOR_TYPE_FLOAT32")
     if list(tensor.shape) != [rows, width]:
         raise InvalidRequest("features.shape", list(tensor.shape), f"[{rows}, {width}]: all rows by the feature width")
     if tensor.WhichOneof("storage") == "shared_memory":
@@ -115,6 +117,12 @@ def _features(tensor: common_pb2.Tensor, rows: int, width: int) -> torch.Tensor:
     if not np.isfinite(values).all():
         raise InvalidRequest("features.data", "infinite or not a number", "finite values")
     return torch.from_numpy(values.copy())
+
+
+def _type_name(number: int) -> str:
+    """An enum is open on the wire: a number may have no name here."""
+    types = common_pb2.TensorType
+    return types.Name(number) if number in types.values() else str(number)
 
 
 def _work(entry: drafter_pb2.DraftSequence, features: torch.Tensor) -> DraftWork:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,12 +13,11 @@ import grpc.aio
 from hedgerow.engine.types import DraftAnswer, DraftBatch
 from hedgerow.errors import InvalidRequest, Overloaded, Unavailable
 from hedgerow.rpc.logs import get_log
-from hedgerow.rpc.streams import until
+from hedgerow.rpc.streams import FIRST_MESSAGE, until
 from hedgerow.rpc.work import computing_thread
 from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
-from services.drafter.convert import Limits, batch_from, response_from
+from services.drafter.convert import INCARNATION_BYTES, Limits, batch_from, response_from
 
-INCARNATION_BYTES = 16
 log = get_log(__name__)
 
 
@@ -45,11 +45,14 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
 
     A stream belongs to one verifier incarnation and has an engine of its own, so that sequence numbers of two verifiers
     never meet and one's mistakes end with its stream. All engines take turns in one thread; the loop stays free.
+
+    `max_streams` counts streams that have sent a sound message. One that says nothing has no engine, takes nobody's
+    place, and ends after `first_within` seconds.
     """
 
-    def __init__(self, draining: asyncio.Event, max_streams: int) -> None:
+    def __init__(self, draining: asyncio.Event, max_streams: int, first_within: float = FIRST_MESSAGE) -> None:
         self.loaded: Loaded | None = None
-        self._draining, self._max_streams = draining, max_streams
+        self._draining, self._max_streams, self._first_within = draining, max_streams, first_within
         self._streams = 0
         self._worker = computing_thread("draft")
 
@@ -63,21 +66,17 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self, request_iterator: AsyncIterator[drafter_pb2.DraftRequest], context: Context
     ) -> AsyncIterator[drafter_pb2.DraftResponse]:
         """Answers each request in turn; a malformed one ends this stream with InvalidRequest and nothing else."""
-        loaded = self._require()
-        if self._streams >= self._max_streams:
-            raise Overloaded("drafter streams", self._streams, self._max_streams, retry_after=1.0)
-        engine, verifier = loaded.new_engine(), b""
-        self._streams += 1
+        loaded, engine, verifier = self._require(), None, b""
         try:
-            async for request in until(self._draining, request_iterator):
-                verifier = _same_verifier(verifier, request.verifier)
-                batch = batch_from(request, loaded.limits)
-                yield response_from(await self._run(engine.draft, batch))
+            async with aclosing(until(self._draining, request_iterator, self._first_within)) as requests:
+                async for request in requests:
+                    verifier = _same_verifier(verifier, request.verifier)
+                    batch = batch_from(request, loaded.limits)
+                    engine = self._enter(loaded) if engine is None else engine
+                    yield response_from(await self._run(engine.draft, batch))
         finally:
-            self._streams -= 1
-            # In the worker, behind a draft that may still run there, and not awaited: this may be a cancellation.
-            self._worker.submit(engine.drop_all)
-            log.info("a verifier left", verifier=verifier.hex(), streams=self._streams)
+            if engine is not None:
+                self._leave(engine, verifier)
 
     def close(self) -> None:
         """Lets the worker thread end."""
@@ -86,6 +85,19 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this service to `server`."""
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+    def _enter(self, loaded: Loaded) -> Engine:
+        if self._streams >= self._max_streams:
+            raise Overloaded("drafter streams", self._streams, self._max_streams, retry_after=1.0)
+        engine = loaded.new_engine()
+        self._streams += 1
+        return engine
+
+    def _leave(self, engine: Engine, verifier: bytes) -> None:
+        self._streams -= 1
+        # In the worker, behind a draft that may still run there, and not awaited: this may be a cancellation.
+        self._worker.submit(engine.drop_all)
+        log.info("a verifier left", verifier=verifier.hex(), streams=self._streams)
 
     def _require(self) -> Loaded:
         if self.loaded is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -21,9 +23,10 @@ from hedgerow.engine.types import (
     Update,
 )
 from hedgerow.engine.verifier import EngineLoad, VerifierEngine
-from hedgerow.errors import HedgerowError, Internal, Unsupported
+from hedgerow.errors import HedgerowError, Internal, InvalidRequest, Unsupported
 from hedgerow.model.interface import Target
 from hedgerow.v1 import common_pb2, drafter_pb2, verifier_pb2
+from services.verifier.digest import digest_of
 
 # Fields that this version does not serve, and the values that mean "not asked for".
 _UNSERVED: Mapping[str, tuple[object, ...]] = {
@@ -35,10 +38,15 @@ _UNSERVED: Mapping[str, tuple[object, ...]] = {
     "n": (0, 1),
 }
 _SCALARS = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "max_tokens", "min_tokens", "ignore_eos")
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # as the store takes them
+_EXACT = (common_pb2.EXECUTION_MODE_UNSPECIFIED, common_pb2.EXECUTION_MODE_EXACT)
 
 
-def start_from(message: verifier_pb2.StartSequence, owner: bytes) -> Start:
-    """One attachment. Raises Unsupported for what this version cannot do; the engine checks the values."""
+def start_from(message: verifier_pb2.StartSequence, owner: bytes, max_budget: int) -> Start:
+    """One attachment. Raises InvalidRequest for what contradicts itself or `max_budget`, and Unsupported for what this
+    version cannot do; the engine checks prompt and sampling.
+    """
+    _check_start(message, max_budget)
     deadline = time.monotonic() + message.deadline_ms / 1000 if message.deadline_ms else None
     speculation = message.speculation
     return Start(
@@ -55,6 +63,25 @@ def start_from(message: verifier_pb2.StartSequence, owner: bytes) -> Start:
         want_trees=message.return_trees,
         owner=owner,
     )
+
+
+def _check_start(message: verifier_pb2.StartSequence, max_budget: int) -> None:
+    if not _ID.fullmatch(message.session_id):
+        raise InvalidRequest("session_id", message.session_id, "1 to 128 of A-Z a-z 0-9 _ . : -")
+    for field, number in (("epoch", message.epoch), ("attempt", message.attempt)):
+        if number < 1:
+            raise InvalidRequest(field, number, "at least 1")
+    if message.mode not in _EXACT:
+        raise Unsupported("mode", f"{message.mode} is not served by this version; EXACT is")
+    # One that goes on was admitted under another group's limit; its budget is cut, for no token depends on it.
+    is_new = message.epoch == message.attempt == 1
+    if is_new and message.speculation.budget > max_budget:
+        raise InvalidRequest("speculation.budget", message.speculation.budget, f"at most {max_budget}")
+    if message.digest:
+        formed = digest_of(message.session_id, message.prompt, message.committed)
+        if formed != message.digest:
+            limit = f"{formed.hex()}, of the session id, prompt and committed tokens that came with it"
+            raise InvalidRequest("digest", message.digest.hex(), limit)
 
 
 def sampling_from(message: common_pb2.SamplingParams) -> Sampling:
@@ -93,6 +120,8 @@ def update_to(update: Update) -> verifier_pb2.SequenceUpdate:
         message.stats.CopyFrom(stats_to(update.stats))
     if update.error is not None:
         message.error.CopyFrom(error_to(update.error))
+    if update.timings is not None:
+        message.timings.CopyFrom(common_pb2.Timings(**vars(update.timings)))
     return message
 
 
@@ -164,7 +193,7 @@ def draft_request(
     batch: DraftBatch, release: Sequence[int], verifier: bytes, max_budget: int
 ) -> drafter_pb2.DraftRequest:
     """One step's work, features of all sequences in one tensor, no budget above the drafter's `max_budget`."""
-    request = drafter_pb2.DraftRequest(step_id=batch.step_id, release=release, verifier=verifier)
+    request = drafter_pb2.DraftRequest(step_id=batch.step_id, release=release, verifier=verifier, drafter=batch.drafter)
     for work in batch.works:
         request.sequences.add(
             sequence=work.sequence,
@@ -193,8 +222,10 @@ def draft_answer(response: drafter_pb2.DraftResponse) -> DraftAnswer:
     return DraftAnswer(response.step_id, trees, response.incarnation, response.forward_ns, response.build_ns)
 
 
-def description(name: str, model: Target, engine: VerifierEngine, incarnation: bytes) -> verifier_pb2.DescribeResponse:
-    """What this group is."""
+def description(
+    name: str, model: Target, engine: VerifierEngine, incarnation: bytes, defaults: Mapping[str, Any]
+) -> verifier_pb2.DescribeResponse:
+    """What this group is; `defaults` are fields of SamplingParams."""
     return verifier_pb2.DescribeResponse(
         model=name,
         fingerprint=fingerprint(model.checkpoint_hash, model.kernel_law, model.architecture, "fp32"),
@@ -207,6 +238,7 @@ def description(name: str, model: Target, engine: VerifierEngine, incarnation: b
         default_budget=engine.config.default_budget,
         incarnation=incarnation,
         max_sequences=engine.config.max_sequences,
+        default_sampling=common_pb2.SamplingParams(**defaults),
     )
 
 

@@ -19,6 +19,7 @@ from services.verifier.convert import draft_answer, draft_request
 
 DESCRIBE_TIMEOUT = 5.0
 LAYERS_TIMEOUT, ASK_AGAIN = 60.0, 0.2
+HELLO = DraftBatch(0, ())  # says whose the stream is: a verifier may be idle for hours, and a silent stream is ended
 log = get_log(__name__)
 
 
@@ -30,6 +31,7 @@ class Target:
     feature_layers: tuple[int, ...]
     feature_width: int
     max_sequences: int  # that may be in one request
+    head_hash: str  # of the embedding and head, as `load_embedding_and_head` forms it
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ class DrafterPeer:
         sender = asyncio.create_task(_send(call, requests))
         self._requests, self._release = requests, []  # a new stream has no state to release
         self._trouble = ""
+        requests.put_nowait(draft_request(HELLO, (), self._incarnation, 0))
         self.counters.connected += 1
         log.info("the drafter is connected", address=self.address)
         try:
@@ -169,6 +172,8 @@ class DrafterPeer:
             call.cancel()  # an abandoned call is never collected (grpc/grpc#43462)
 
     def _heard(self, response: drafter_pb2.DraftResponse) -> None:
+        if response.step_id == HELLO.step_id:
+            return
         pending = self._pending
         if pending is None or pending.step_id != response.step_id or pending.answer.done():
             self.counters.late += 1
@@ -187,6 +192,7 @@ class DrafterPeer:
             "vocab_size": (drafter.vocab_size, target.vocab_size),
             "feature_layer_ids": (tuple(drafter.feature_layer_ids), target.feature_layers),
             "feature_width": (drafter.feature_width, target.feature_width),
+            "target_head_hash": (drafter.target_head_hash, target.head_hash),
         }
         for name, (theirs, ours) in pairs.items():
             if theirs != ours:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -13,6 +13,7 @@ from hedgerow.engine.step import Drafter, NoDrafter
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal
 from hedgerow.model.interface import Target as Model
+from hedgerow.model.loader import load_embedding_and_head
 from hedgerow.model.select import Engine, load_target
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log
@@ -20,6 +21,7 @@ from hedgerow.rpc.server import serve
 from hedgerow.rpc.work import serve_while
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.convert import description
+from services.verifier.defaults import read_defaults
 from services.verifier.loop import StepLoop
 from services.verifier.peers import DrafterPeer, Patience, Target, ask_feature_layers
 from services.verifier.servicer import Loaded, VerifierServicer
@@ -31,10 +33,12 @@ log = get_log(__name__)
 
 
 class Group(NamedTuple):
-    """The model and its engine."""
+    """The model, its engine, and what it says of itself."""
 
     model: Model
     engine: VerifierEngine
+    defaults: dict[str, Any]  # sampling, by the names of SamplingParams
+    head_hash: str  # what a drafter's must equal; "" where none is asked
 
 
 async def run(config: VerifierServiceConfig) -> None:
@@ -50,11 +54,11 @@ async def _work(config: VerifierServiceConfig, servicer: VerifierServicer, healt
     layers = await _feature_layers(config)
     group = await asyncio.to_thread(load, config, layers)
     incarnation = os.urandom(16)
-    peer = _peer(config, group.model, incarnation)
+    peer = _peer(config, group, incarnation)
     drafter: Drafter = peer or NoDrafter()
     steps = StepLoop(group.engine, drafter, servicer.deliver)
-    described = description(config.model_name, group.model, group.engine, incarnation)
-    servicer.loaded = Loaded(described, group.engine, steps.wake, steps.trouble)
+    described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
+    servicer.loaded = Loaded(described, group.engine, steps.wake, steps.trouble, config.max_budget)
     others = [] if peer is None else [peer.run()]
     await asyncio.gather(_steps(steps, servicer), _drain(servicer, health), *others)
 
@@ -95,12 +99,14 @@ def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
         default_budget=min(config.default_budget, config.max_budget) if layers else 0,
     )
     vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
-    return Group(model, VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids)))
+    engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids))
+    head_hash = "" if config.drafter is None else load_embedding_and_head(config.model_path).hash
+    return Group(model, engine, read_defaults(config.model_path), head_hash)
 
 
-def _peer(config: VerifierServiceConfig, model: Model, incarnation: bytes) -> DrafterPeer | None:
+def _peer(config: VerifierServiceConfig, group: Group, incarnation: bytes) -> DrafterPeer | None:
     if config.drafter is None:
         return None
-    c = model.config
-    target = Target(c.vocab_size, model.feature_layers, model.feature_width, config.max_sequences)
+    c, model = group.model.config, group.model
+    target = Target(c.vocab_size, model.feature_layers, model.feature_width, config.max_sequences, group.head_hash)
     return DrafterPeer(config.drafter, target, incarnation, Patience(answer=config.draft_timeout_ms / 1000))

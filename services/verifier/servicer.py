@@ -14,6 +14,7 @@ from hedgerow.engine.types import Finish, Start, StepResult, Update
 from hedgerow.engine.verifier import EngineLoad
 from hedgerow.errors import Fenced, HedgerowError, InvalidRequest, Unavailable
 from hedgerow.rpc.logs import get_log
+from hedgerow.rpc.streams import FIRST_MESSAGE, silent
 from hedgerow.v1 import verifier_pb2, verifier_pb2_grpc
 from services.verifier.convert import load_to, refusal, response_to, start_from
 from services.verifier.streams import GatewayStream, GatewayStreams, Outgoing, Pair
@@ -47,27 +48,29 @@ class Loaded:
     """The group, once its weights are there.
 
     `wake` tells the step loop that there may be work; `trouble` says what is wrong with it, None while nothing is.
+    `max_budget` is the operator's limit; the engine's own is 0 without a drafter's layers.
     """
 
     description: verifier_pb2.DescribeResponse
     engine: Engine
     wake: Callable[[], None]
     trouble: Callable[[], str | None]
+    max_budget: int
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     """Serves Unavailable until `loaded` is set. Everything runs in one event loop; steps run beside it.
 
     A gateway whose stream breaks has `orphan_seconds` to attach its sequences here under a higher attempt; those that
-    are left are cancelled.
+    are left are cancelled. One that does not say who it is within `first_within` seconds has no stream any more.
     """
 
-    def __init__(self, outgoing_limit: int, orphan_seconds: float) -> None:
+    def __init__(self, outgoing_limit: int, orphan_seconds: float, first_within: float = FIRST_MESSAGE) -> None:
         self.loaded: Loaded | None = None
         self.draining = False
         self.messages_sent = 0
         self._streams = GatewayStreams(outgoing_limit)
-        self._orphan_seconds = orphan_seconds
+        self._orphan_seconds, self._first_within = orphan_seconds, first_within
         self._orphans: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
 
@@ -83,6 +86,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         stream = self._streams.open()
         # Not cancelled at the end: gRPC's core still owns the memory of a read; it ends with the call.
         reading = asyncio.ensure_future(self._read(loaded, stream, request_iterator))
+        asyncio.get_running_loop().call_later(self._first_within, self._expect, stream)
         try:
             yield verifier_pb2.AttachResponse(incarnation=loaded.description.incarnation)
             while (message := await stream.receive()) is not None:
@@ -161,6 +165,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 log.info("a gateway's stream broke", gateway=stream.gateway.hex(), why=type(broken).__name__)
         stream.end(error)
 
+    def _expect(self, stream: GatewayStream) -> None:
+        if not stream.gateway:
+            stream.end(silent(self._first_within))
+
     def _take(self, loaded: Loaded, stream: GatewayStream, request: verifier_pb2.AttachRequest) -> None:
         if not stream.gateway:
             if len(request.gateway) != INCARNATION_BYTES:
@@ -178,7 +186,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         try:
             if self.draining:
                 raise Unavailable("the verifier", "it is draining")
-            loaded.engine.start(start_from(message, stream.key))
+            loaded.engine.start(start_from(message, stream.key, loaded.max_budget))
         except HedgerowError as error:
             return refusal(message, error)
         stream.live[message.session_id] = (message.epoch, message.attempt)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from hedgerow.cli.child import Child
+from hedgerow.model.loader import load_embedding_and_head
 from hedgerow.v1 import common_pb2
 from services.verifier.convert import sampling_from
 from tests.attach import TestGateway
@@ -35,10 +36,16 @@ def said(process: Child, *words: str) -> bool:
     return any(all(word in line for word in words) for line in process.lines())
 
 
+def describes(tiny: Models, plain: Plain) -> list[str]:
+    """The arguments of a drafter that says it was made for this target."""
+    head = load_embedding_and_head(tiny.target).hash
+    return ["--vocab", str(plain.vocab_size), "--width", str(plain.feature_width), "--head", head]
+
+
 @pytest.fixture(scope="module")
 def evil(tiny: Models, tiny_plain: Plain) -> Iterator[str]:
     """Address of a verifier whose drafter answers the wrong trees in turn."""
-    fits = ("--vocab", str(tiny_plain.vocab_size), "--width", str(tiny_plain.feature_width))
+    fits = describes(tiny, tiny_plain)
     layers = ",".join(map(str, tiny.feature_layers))
     with (
         started("tests.evil_drafter", *fits, "--layers", layers, "--kinds", ",".join(TREES)) as drafter,
@@ -71,7 +78,7 @@ async def test_answers_that_are_late_silent_or_for_somebody_else_cost_little_and
     tiny: Models, tiny_plain: Plain
 ) -> None:
     """A drafter that makes steps wait is left alone for longer and longer; else each step would wait its 50 ms."""
-    fits = ("--vocab", str(tiny_plain.vocab_size), "--width", str(tiny_plain.feature_width))
+    fits = describes(tiny, tiny_plain)
     layers = ",".join(map(str, tiny.feature_layers))
     kinds = ",".join([LATE, WRONG_STEP, STRANGER, SILENT])
     with (
@@ -99,9 +106,15 @@ async def test_answers_that_are_late_silent_or_for_somebody_else_cost_little_and
             assert not load.refused_trees
 
 
-async def test_a_drafter_of_another_target_is_not_used(tiny: Models, tiny_plain: Plain) -> None:
+@pytest.mark.parametrize(
+    ("option", "value", "field"), [("--width", "3", "feature_width"), ("--head", "00" * 32, "head")]
+)
+async def test_a_drafter_of_another_target_is_not_used(
+    tiny: Models, tiny_plain: Plain, option: str, value: str, field: str
+) -> None:
+    """One with another target's embedding and head has the right sizes, and would draft nonsense for ever."""
     layers = ",".join(map(str, tiny.feature_layers))
-    described = ("--vocab", str(tiny_plain.vocab_size), "--width", "3", "--layers", layers)
+    described = [*describes(tiny, tiny_plain), "--layers", layers, option, value]  # the last of two counts
     with (
         started("tests.evil_drafter", *described) as drafter,
         service(
@@ -112,7 +125,7 @@ async def test_a_drafter_of_another_target_is_not_used(tiny: Models, tiny_plain:
             feature_layers=layers,
         ) as verifier,
     ):
-        await soon(lambda: said(verifier, "level=error", "the drafter does not fit"))
+        await soon(lambda: said(verifier, "level=error", "the drafter does not fit", field))
         async with TestGateway(address(verifier)) as gateway:
             await gateway.start("other", PROMPT, SEEDED, budget=8)
             await gateway.finished(["other"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -107,6 +108,24 @@ async def test_two_verifiers_with_the_same_numbers_do_not_meet(drafter: Child, v
     assert again.trees[0] == mine.trees[0]
 
 
+async def test_a_request_meant_for_an_earlier_drafter_is_answered_as_unknown(verifier: TestVerifier) -> None:
+    """Its features began where the earlier one's ended, and became a context of their own."""
+    stale = await verifier.ask(entry(1, rows=4, position=16), entry(2, budget=0), drafter=os.urandom(16))
+    assert [(tree.sequence, len(tree.tokens), tree.features_from) for tree in stale.trees] == [(1, 0, 0)]
+    fresh = await verifier.ask(entry(1), drafter=stale.incarnation)
+    assert [(tree.sequence, len(tree.tokens), tree.features_from) for tree in fresh.trees] == [(1, 8, 20)]
+
+
+async def test_streams_that_say_nothing_lock_nobody_out(drafter: Child) -> None:
+    """Each of them had a place among max_verifiers, 2 here, before its first message."""
+    async with AsyncExitStack() as open_streams:
+        for _ in range(4):
+            silent = await open_streams.enter_async_context(TestVerifier(address(drafter)))
+            await silent.stub.Describe(drafter_pb2.DrafterServiceDescribeRequest())  # behind the stream that it opened
+        verifier = await open_streams.enter_async_context(TestVerifier(address(drafter)))
+        assert len((await verifier.ask(entry())).trees) == 1
+
+
 WRONG: dict[str, tuple[list[Entry], dict[str, Any], str]] = {
     "too few bytes": ([entry()], {"features": common_pb2.Tensor(dtype=1, shape=[PROMPT, WIDTH], data=b"1234")}, "data"),
     "another width": ([entry()], {"features": tensor(np.zeros((PROMPT, WIDTH + 1), np.float32))}, "shape"),
@@ -117,6 +136,12 @@ WRONG: dict[str, tuple[list[Entry], dict[str, Any], str]] = {
         "data",
     ),
     "another type": ([entry()], {"features": tensor(np.zeros((PROMPT, WIDTH), np.int32), 4)}, "dtype"),
+    "a type without a name": (
+        [entry()],
+        {"features": tensor(np.zeros((PROMPT, WIDTH), np.float32), 99)},
+        "dtype: '99'",
+    ),
+    "half an incarnation": ([entry()], {"drafter": b"12345678"}, "drafter"),
     "no number": ([entry()], {"features": tensor(np.full((PROMPT, WIDTH), np.nan, np.float32))}, "data"),
     "shared memory": (
         [entry()],

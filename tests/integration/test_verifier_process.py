@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -121,6 +122,58 @@ async def test_a_start_that_cannot_be_is_refused_alone(
     assert (refused.finish_reason, refused.error.reason) == (common_pb2.FINISH_REASON_ERROR, reason)
     assert refused.error.metadata["field"].endswith(field)
     assert gateway.tokens["good"] == tiny_plain.tokens(PROMPT, sampling_from(GREEDY))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "value"),
+    [
+        ({"session_id": ""}, "session_id", ""),
+        ({"session_id": "a b"}, "session_id", "a b"),
+        ({"session_id": "x" * 129}, "session_id", "x" * 129),
+        ({"epoch": 0}, "epoch", 0),
+        ({"attempt": 0}, "attempt", 0),
+        ({"speculation": common_pb2.SpeculationParams(budget=10**6)}, "speculation.budget", 10**6),
+        ({"digest": bytes(16)}, "digest", "00" * 16),
+        ({"digest": b"x"}, "digest", "78"),
+    ],
+)
+async def test_a_start_that_was_taken_in_silence_is_refused_by_name(
+    gateway: TestGateway, wrong: dict[str, Any], field: str, value: object
+) -> None:
+    """An empty id became a session of that name, a budget was cut, and nobody looked at a digest."""
+    given = {"session_id": "s", "epoch": 1, "attempt": 1, "prompt": PROMPT, "sampling": GREEDY, **wrong}
+    await gateway.write(verifier_pb2.AttachRequest(start=[verifier_pb2.StartSequence(**given)]))
+    await gateway.finished([given["session_id"]])
+    error = gateway.last[given["session_id"]].error
+    assert (error.reason, error.metadata["field"]) == ("INVALID_REQUEST", field)
+    assert error.metadata["value"] == repr(value)[:77] + "..." if len(repr(value)) > 80 else repr(value)
+    assert error.metadata["limit"]
+
+
+async def test_a_session_that_goes_on_here_keeps_going_whatever_budget_it_began_with(
+    gateway: TestGateway, tiny_plain: Plain
+) -> None:
+    """It was admitted under another group's limit; no token depends on it."""
+    full = tiny_plain.tokens(PROMPT, sampling_from(GREEDY))
+    gateway.tokens["moved"] = full[:5]
+    await gateway.start("moved", PROMPT, GREEDY, attempt=2, committed=full[:5], budget=1000)
+    await gateway.finished(["moved"])
+    assert gateway.tokens["moved"] == full
+
+
+async def test_the_last_update_says_where_the_sequences_time_went(gateway: TestGateway) -> None:
+    """SequenceUpdate.timings was never set, so a session's end never had any."""
+    await gateway.start("timed", PROMPT, GREEDY)
+    await gateway.finished(["timed"])
+    updates = [update for message in gateway.messages for update in message.updates]
+    assert [update.HasField("timings") for update in updates] == [False] * (len(updates) - 1) + [True]
+    spent, steps = gateway.last["timed"].timings, [message.timings for message in gateway.messages]
+    assert spent.verify_ns == sum(step.verify_ns for step in steps[1:])
+    assert spent.accept_ns == sum(step.accept_ns for step in steps[1:])
+    assert spent.prefill_ns == steps[0].total_ns
+    assert spent.step_end_unix_ns == steps[-1].step_end_unix_ns
+    parts = spent.queue_ns + spent.prefill_ns + spent.draft_ns + spent.verify_ns + spent.accept_ns
+    assert 0 < spent.queue_ns < parts <= spent.total_ns
 
 
 async def test_a_full_queue_refuses_with_a_time_to_come_back(gateway: TestGateway) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -18,7 +19,8 @@ from services.verifier.peers import DrafterPeer, Patience, Target
 from tests.polling import soon
 
 WIDTH, VOCAB = 8, 100
-TARGET = Target(VOCAB, (1, 3), WIDTH, max_sequences=32)
+HEAD = "5a" * 32
+TARGET = Target(VOCAB, (1, 3), WIDTH, max_sequences=32, head_hash=HEAD)
 QUICK = Patience(answer=0.2, penalty=0.1, most_penalty=0.4, reconnect=0.02, most_reconnect=0.1, disagreement=0.1)
 
 
@@ -29,12 +31,13 @@ class Drafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.shift = self.described = 0
         self.fits: dict[str, Any] = {
             "vocab_size": VOCAB, "feature_layer_ids": [1, 3], "feature_width": WIDTH, "block_size": 8,
-            "max_budget": 3, "max_sequences": 32,
+            "max_budget": 3, "max_sequences": 32, "target_head_hash": HEAD,
         }  # fmt: skip
         self.said = dict(self.fits)
         self.open = asyncio.Event()
         self.open.set()
         self.seen: list[drafter_pb2.DraftRequest] = []
+        self.hellos: list[drafter_pb2.DraftRequest] = []
 
     async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:
         self.described += 1
@@ -42,6 +45,10 @@ class Drafter(drafter_pb2_grpc.DrafterServiceServicer):
 
     async def Draft(self, request_iterator: Any, context: Any) -> AsyncIterator[drafter_pb2.DraftResponse]:
         async for request in request_iterator:
+            if request.step_id == 0:
+                self.hellos.append(request)
+                yield drafter_pb2.DraftResponse(incarnation=b"d" * 16)
+                continue
             self.seen.append(request)
             await self.open.wait()
             response = drafter_pb2.DraftResponse(step_id=request.step_id + self.shift, incarnation=b"d" * 16)
@@ -95,6 +102,25 @@ async def test_a_request_carries_the_step_and_its_answer_comes_back() -> None:
         ]
 
 
+async def test_a_stream_says_at_once_whose_it_is() -> None:
+    """An idle verifier said nothing for hours, so that a silent stream could not be told from it."""
+    drafter = Drafter()
+    async with served(drafter) as port, running(port) as peer:
+        await soon(lambda: len(drafter.hellos) == 1)
+        assert drafter.hellos == [drafter_pb2.DraftRequest(verifier=b"v" * 16)]
+        assert await peer.draft(batch(1)) is not None
+        assert peer.counters.late == 0, "the answer to it is no step's"
+
+
+async def test_a_request_names_the_drafter_whose_state_its_positions_follow() -> None:
+    drafter = Drafter()
+    async with served(drafter) as port, running(port) as peer:
+        await soon(lambda: peer.connected)
+        await peer.draft(batch(1))
+        await peer.draft(replace(batch(2), drafter=b"e" * 16))
+        assert [request.drafter for request in drafter.seen] == [b"", b"e" * 16]
+
+
 async def test_no_drafter_is_no_wait_and_one_that_comes_is_used() -> None:
     drafter = Drafter()
     async with served(drafter) as port:
@@ -116,6 +142,8 @@ async def test_no_drafter_is_no_wait_and_one_that_comes_is_used() -> None:
         {"feature_width": WIDTH + 1},
         {"block_size": 1},
         {"max_sequences": 31},
+        {"target_head_hash": "5b" * 32},
+        {"target_head_hash": ""},
     ],
 )
 async def test_a_drafter_that_does_not_fit_is_not_used_until_it_does(wrong: dict[str, Any]) -> None:

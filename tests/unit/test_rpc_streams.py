@@ -19,11 +19,13 @@ ECHO = "/test.Echo/Echo"
 
 
 @asynccontextmanager
-async def echo(stop: asyncio.Event, open_calls: set[object]) -> AsyncIterator[grpc.aio.Channel]:
+async def echo(
+    stop: asyncio.Event, open_calls: set[object], first_within: float | None = None
+) -> AsyncIterator[grpc.aio.Channel]:
     async def handler(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         open_calls.add(context)
         try:
-            async for request in until(stop, requests):
+            async for request in until(stop, requests, first_within):
                 yield request
         finally:
             open_calls.discard(context)
@@ -47,6 +49,20 @@ async def test_messages_pass_until_the_caller_is_done() -> None:
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_call_that_says_nothing_ends_and_one_that_spoke_may_wait() -> None:
+    stop, open_calls = asyncio.Event(), set[object]()
+    async with echo(stop, open_calls, first_within=0.2) as channel:
+        spoke, silent = channel.stream_stream(ECHO)(), channel.stream_stream(ECHO)()
+        await spoke.write(b"hello")
+        assert await spoke.read() == b"hello"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await silent.read()
+        await soon(lambda: len(open_calls) == 1)
+        await spoke.write(b"still here")
+        assert await spoke.read() == b"still here"
+        spoke.cancel()
 
 
 async def test_a_stop_ends_calls_that_wait_for_a_message() -> None:

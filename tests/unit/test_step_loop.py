@@ -133,7 +133,7 @@ async def test_a_failed_engine_tells_every_gateway_before_its_stream_ends(
     """Running and waiting sequences alike: whoever started one hears that it is over, and may go elsewhere."""
     servicer = VerifierServicer(outgoing_limit=100, orphan_seconds=0.05)
     loop = StepLoop(engine, NoDrafter(), servicer.deliver)
-    servicer.loaded = Loaded(description("x", model, engine, b"i" * 16), engine, loop.wake, loop.trouble)
+    servicer.loaded = Loaded(description("x", model, engine, b"i" * 16, {}), engine, loop.wake, loop.trouble, 8)
     server = grpc.aio.server()
     servicer.register(server)
     port = server.add_insecure_port("127.0.0.1:0")
