@@ -276,10 +276,12 @@ class MarkCancelResponse(_message.Message):
     def __init__(self, was_running: bool = ..., owner: _Optional[bytes] = ...) -> None: ...
 
 class KvStoreServiceDeleteSessionRequest(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "birth")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    BIRTH_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+    birth: bytes
+    def __init__(self, session_id: _Optional[str] = ..., birth: _Optional[bytes] = ...) -> None: ...
 
 class KvStoreServiceDeleteSessionResponse(_message.Message):
     __slots__ = ("existed",)

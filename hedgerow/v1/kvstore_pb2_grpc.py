@@ -153,7 +153,7 @@ class KvStoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSession(self, request, context):
-        """Removes a session; a tombstone stays. Where there is no session and no mark of one, nothing does.
+        """Removes a session; a tombstone stays. Where there was nothing, nothing does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -109,7 +109,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         self, request: pb.KvStoreServiceDeleteSessionRequest, context: Context
     ) -> pb.KvStoreServiceDeleteSessionResponse:
         """Removes prompt and tokens."""
-        existed = await self.store.delete(convert.session_id(request.session_id))
+        birth = convert.optional_mark("birth", request.birth)
+        existed = await self.store.delete(convert.session_id(request.session_id), birth)
         return pb.KvStoreServiceDeleteSessionResponse(existed=existed)
 
     async def PutPrefixes(self, request: pb.PutPrefixesRequest, context: Context) -> pb.PutPrefixesResponse:

@@ -100,9 +100,12 @@ class Store:
         await self._commands((b"SADD", cancelled, session_id.encode()), (b"PEXPIRE", cancelled, ttl))
         return True, answer.state.owner
 
-    async def delete(self, session_id: str) -> bool:
-        """Removes a session and leaves a tombstone; False: there was none."""
-        answer = await self._change(self._delete, session_id, b"%d" % self.tombstone)
+    async def delete(self, session_id: str, birth: bytes = b"") -> bool:
+        """Removes a session and leaves a tombstone; False: there was none.
+
+        No tombstone where nothing was, unless `birth` says that the caller knows the session.
+        """
+        answer = await self._change(self._delete, session_id, b"%d" % self.tombstone, birth)
         self.on_change(session_id)
         return answer.status == Status.OK
 

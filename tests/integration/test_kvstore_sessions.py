@@ -39,8 +39,8 @@ def acquire(session: Session, owner: bytes, **options: Any) -> pb.AcquireLeaseRe
     return pb.AcquireLeaseRequest(session_id=session.session_id, owner=owner, **options)
 
 
-def delete(session: Session) -> pb.KvStoreServiceDeleteSessionRequest:
-    return pb.KvStoreServiceDeleteSessionRequest(session_id=session.session_id)
+def delete(session: Session, birth: bytes = b"") -> pb.KvStoreServiceDeleteSessionRequest:
+    return pb.KvStoreServiceDeleteSessionRequest(session_id=session.session_id, birth=birth)
 
 
 def close(session: Session, reason: Any = CANCELLED, **fields: Any) -> pb.CloseSessionRequest:
@@ -168,8 +168,66 @@ async def test_deletion_removes_prompt_and_tokens_and_leaves_a_tombstone(
 async def test_deletion_holds_where_the_store_had_forgotten_the_session(gateway: Gateway) -> None:
     """The owner would write the record again: what was deleted is never brought back."""
     session = Session()
-    assert not (await gateway.stub.DeleteSession(delete(session))).existed
+    assert not (await gateway.stub.DeleteSession(delete(session, session.birth))).existed
     assert isinstance(await error_of(gateway.stub.CreateSession(session.creation())), SessionDeleted)
+
+
+async def test_deletion_of_what_never_was_leaves_nothing_behind(
+    gateway: Gateway,
+    inspector: redis.Redis,  # noqa: F811
+) -> None:
+    """Each made-up id left a mark for a day: anybody could fill a Redis that evicts nothing."""
+    before = inspector.dbsize()
+    unborn = [Session() for _ in range(50)]
+    for session in unborn:
+        assert not (await gateway.stub.DeleteSession(delete(session))).existed
+    assert inspector.keys(f"*{unborn[0].session_id}*") == []
+    assert inspector.dbsize() <= before
+    assert (await gateway.create(unborn[0])).epoch == 1
+
+
+async def test_creation_and_deletion_at_once_leave_a_whole_session_or_a_tombstone(gateway: Gateway) -> None:
+    outcomes = set()
+    for turn in range(60):
+        session = Session()
+        if turn % 2:
+            creating, deleting = (
+                gateway.stub.CreateSession(session.creation()),
+                gateway.stub.DeleteSession(delete(session)),
+            )
+        else:
+            deleting, creating = (
+                gateway.stub.DeleteSession(delete(session)),
+                gateway.stub.CreateSession(session.creation()),
+            )
+        _, deleted = await asyncio.gather(creating, deleting)
+        outcomes.add(deleted.existed)
+        if deleted.existed:
+            assert isinstance(await error_of(gateway.stub.CreateSession(session.creation())), SessionDeleted)
+        else:
+            assert (await gateway.status(session.entry(LOG, 0, 2)))[0] == "OK"
+            assert (await gateway.stub.DeleteSession(delete(session))).existed
+        assert isinstance(await error_of(gateway.get(session)), SessionDeleted)
+    assert outcomes == {True, False}, "both orders have happened"
+
+
+async def test_another_deletion_neither_shortens_nor_prolongs_a_tombstone(
+    gateway: Gateway,
+    session: Session,
+    inspector: redis.Redis,  # noqa: F811
+) -> None:
+    """The second took the session's own life off the mark, which is what keeps its owner from writing it again."""
+    mark = f"hedgerow:{{{session.session_id}}}:mark"
+    await gateway.stub.DeleteSession(delete(session))
+    first = inspector.pttl(mark)
+    assert first > 86_400_000 + 3_500_000
+    for birth in (b"", session.birth):
+        await gateway.stub.DeleteSession(delete(session, birth))
+        assert first - 60_000 < inspector.pttl(mark) <= first
+    expired = await gateway.create(Session(), ttl_ms=1000)
+    await soon_it_is(SessionExpired, lambda: gateway.get(expired))
+    assert not (await gateway.stub.DeleteSession(delete(expired))).existed
+    assert isinstance(await error_of(gateway.get(expired)), SessionDeleted)
 
 
 async def test_unknown_expired_and_deleted_sessions_are_told_apart(gateway: Gateway) -> None:
@@ -255,6 +313,7 @@ async def test_bad_input_names_field_value_and_limit(gateway: Gateway, session: 
         (stub.RenewOwner(pb.RenewOwnerRequest(owner=session.owner, ttl_ms=1)), "ttl_ms"),
         (stub.CloseSession(close(session, common_pb2.FINISH_REASON_UNSPECIFIED)), "finish_reason"),
         (stub.MarkCancel(pb.MarkCancelRequest(session_id="a b")), "session_id"),
+        (stub.DeleteSession(delete(session, b"x")), "birth"),
         (gateway.get(session, 2**31), "from_offset"),
         (stub.PutPrefixes(pb.PutPrefixesRequest(verifier="", ttl_ms=1)), "verifier"),
         (stub.PutPrefixes(pb.PutPrefixesRequest(verifier="v")), "ttl_ms"),
