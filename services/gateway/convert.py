@@ -17,6 +17,7 @@ from hedgerow.v1 import kvstore_pb2 as kv
 from hedgerow.v1 import verifier_pb2 as engine
 from services.gateway import messages as m
 from services.gateway import stream, types
+from services.gateway.outgoing import Told
 
 SCALARS = (
     "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "frequency_penalty",
@@ -158,8 +159,14 @@ def described(d: engine.DescribeResponse) -> types.Model:
     )  # fmt: skip
 
 
-def start(s: m.Start) -> engine.StartSequence:
-    """One attachment."""
+def attach(t: Told) -> engine.AttachRequest:
+    """One message."""
+    cancels = [engine.CancelSequence(session_id=c.session_id, epoch=c.epoch, attempt=c.attempt) for c in t.cancels]
+    committed = [engine.CommittedOffset(**c._asdict()) for c in t.committed]
+    return engine.AttachRequest(start=map(_start, t.starts), cancel=cancels, committed=committed)
+
+
+def _start(s: m.Start) -> engine.StartSequence:
     return engine.StartSequence(
         session_id=s.record.session_id, epoch=s.epoch, attempt=s.attempt, prompt=s.record.prompt,
         committed=s.committed, digest=s.digest, sampling=sampling_pb(s.record.resolved),
@@ -169,9 +176,9 @@ def start(s: m.Start) -> engine.StartSequence:
     )  # fmt: skip
 
 
-def step(message: engine.AttachResponse) -> list[m.Update]:
-    """The updates of one step."""
-    return [
+def step(message: engine.AttachResponse) -> tuple[list[m.Update], m.Timings]:
+    """The updates of one step, and where its time went."""
+    updates = [
         m.Update(
             u.session_id, u.epoch, u.attempt, u.offset, u.tokens[:],
             types.Finish.ERROR if u.HasField("error") else types.Finish(u.finish_reason), u.matched_stop,
@@ -182,6 +189,7 @@ def step(message: engine.AttachResponse) -> list[m.Update]:
         )
         for u in message.updates
     ]  # fmt: skip
+    return updates, _row(m.Timings, message.timings)
 
 
 def stats(s: common.StepStats) -> m.StepStats:
@@ -190,11 +198,6 @@ def stats(s: common.StepStats) -> m.StepStats:
         s.step_id, s.budget, s.tree_nodes, s.accepted, s.emitted, s.batch_sequences, s.batch_rows,
         s.tree_parents[:], s.tree_tokens[:],
     )  # fmt: skip
-
-
-def timings(t: common.Timings) -> m.Timings:
-    """Field by field."""
-    return _row(m.Timings, t)
 
 
 def sequence_error(e: engine.SequenceError) -> HedgerowError:

@@ -8,14 +8,16 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from hedgerow.errors import AlreadyExists, HedgerowError, Overloaded, Unavailable
+from hedgerow.errors import AlreadyExists, Fenced, Overloaded, Unavailable
+from hedgerow.rpc.logs import get_log
 from services.gateway import digest
 from services.gateway.config import GatewayConfig
-from services.gateway.messages import Stored
-from services.gateway.peers import ALL, LEASE_TTL, StorePeer, VerifierPeer
+from services.gateway.endings import ALL, Endings
+from services.gateway.messages import Created, Stored
+from services.gateway.peers import LEASE_TTL, StorePeer, VerifierPeer
 from services.gateway.resolve import SEEDS, Limits, Resolved, Resolver, check_model, default_thinking
 from services.gateway.session import Options, Session
 from services.gateway.stream import Stream
@@ -26,6 +28,7 @@ from services.gateway.types import Chat, Finish, Generation, Mode, Model, Record
 ID_BYTES = 16
 POLL = 0.01
 NO_DEADLINE = 1e9  # gRPC tells a call without a deadline by a time in another century
+log = get_log(__name__)
 
 
 @dataclass
@@ -44,7 +47,14 @@ class Gateway:
         self._secret = config.tenant_secret.encode() or secrets.token_bytes(ID_BYTES)
         limits = Limits(config.max_prompt_bytes, config.default_max_tokens)
         self._resolver = Resolver(tokenizer, limits, default_thinking(config.model_path))
-        self.table = SessionTable(verifier, store, lag=config.client_lag, patience=config.client_patience)
+        self._endings = Endings(store, config.max_sessions)
+        self.table = SessionTable(
+            verifier,
+            store,
+            lag=config.client_lag,
+            patience=config.client_patience,
+            unrecorded=self._endings.remember,
+        )
         self._creating: dict[str, _Creation] = {}
 
     async def run(self) -> None:
@@ -52,13 +62,14 @@ class Gateway:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._verifier.run(self.table.stepped, self.table.engine_lost))
             tasks.create_task(self._store.run(self.table.appended, self.table.store_lost))
-            tasks.create_task(self._renew())
-            tasks.create_task(self._sweep())
+            tasks.create_task(every(LEASE_TTL / 3, self._renew))
+            tasks.create_task(every(1.0, self._sweep))
+            tasks.create_task(every(1.0, self._endings.record))
 
     async def drained(self, patience: float) -> None:
         """Return once the store has every session's end, or after about `patience` seconds."""
         for _ in range(int(patience / POLL)):
-            if not self.table.sessions and not self._creating:
+            if not self.table.sessions and not self._creating and not len(self._endings):
                 return
             await asyncio.sleep(POLL)
 
@@ -69,6 +80,7 @@ class Gateway:
             "creating": len(self._creating),
             "readers": sum(len(session.readers) for session in self.table.sessions.values()),
             "unanswered": self._store.unanswered,
+            "unrecorded": len(self._endings),
             "dropped": self.table.dropped,
             "tasks": len(asyncio.all_tasks()),
         }
@@ -90,7 +102,12 @@ class Gateway:
     async def cancel(self, session_id: str) -> bool:
         """End a session wherever it runs; False: it had ended. Raises NotFound, Unavailable."""
         session = self.table.sessions.get(session_id)
-        return self.table.cancel(session) if session else await self._store.mark_cancel(session_id)
+        if session:
+            return self.table.cancel(session)
+        was_running = await self._store.mark_cancel(session_id)
+        if was_running and not self._runs_here(session_id):
+            await self._endings.cancelled(session_id)
+        return was_running
 
     async def session(self, session_id: str) -> Stored:
         """What is recorded of a session, without its tokens. Raises NotFound, Unavailable."""
@@ -165,9 +182,9 @@ class Gateway:
 
     async def _write(self, record: Record, options: Options) -> Session:
         try:
-            created = await self._store.create(record, digest.first(record.session_id, record.prompt))
+            created = await self._create_record(record)
             if created.existing:
-                return _replay(await self._store.get(record.session_id))
+                return await self._replay(record.session_id)
             session = self.table.begin(record, created.epoch, options)
         finally:
             creation = self._creating.pop(record.session_id)
@@ -180,34 +197,56 @@ class Gateway:
         if not creation.waiting and not session.readers:
             self.table.cancel(session)
 
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(LEASE_TTL / 3)
+    async def _create_record(self, record: Record) -> Created:
+        try:
+            return await self._store.create(record, digest.first(record.session_id, record.prompt))
+        except Unavailable:
+            self._endings.remember(record)  # it may have been written all the same
+            raise
+
+    async def _replay(self, session_id: str) -> Session:
+        """The session that an idempotency key names, which does not run here."""
+        stored = await self._store.get(session_id)
+        if stored.state.finish is Finish.NONE:
             try:
-                marked = await self._store.renew()
-            except HedgerowError:
-                continue  # the store's stream breaks as well, and says so
-            for session in filter(None, map(self.table.sessions.get, marked)):
+                await self._endings.end(stored, Finish.ERROR)
+            except Fenced:
+                raise Unavailable(f"session {session_id}", "it runs under another gateway") from None
+            stored = await self._store.get(session_id)
+        session = Session.ended(stored)
+        if stored.state.finish is Finish.ERROR:
+            session.error = Unavailable(f"session {session_id}", "it ended with an error; use another idempotency key")
+        return session
+
+    def _runs_here(self, session_id: str) -> bool:
+        return session_id in self.table.sessions or session_id in self._creating
+
+    async def _renew(self) -> None:
+        for session_id in await self._store.renew():
+            session = self.table.sessions.get(session_id)
+            if session:
                 self.table.cancel(session)
+            elif not self._runs_here(session_id):
+                await self._endings.cancelled(session_id)
 
     async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            self.table.sweep()
+        self.table.sweep()
+
+
+async def every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do `work` again and again, for ever. What it raises is logged: the next time may do."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await work()
+        except Unavailable as away:
+            log.debug("a peer is away", why=away.message)  # its stream breaks as well, and says so
+        except Exception as error:  # noqa: BLE001  one session's fault must not end all others
+            log.error("a periodic task failed", exception=error, task=getattr(work, "__qualname__", ""))
 
 
 def _seed_of(session_id: str) -> int:
     return int.from_bytes(hashlib.sha256(b"seed\0" + session_id.encode()).digest()[:8], "little") % SEEDS
-
-
-def _replay(stored: Stored) -> Session:
-    session_id = stored.record.session_id
-    if stored.state.finish is Finish.NONE:
-        raise Unavailable(f"session {session_id}", "it runs under another gateway")
-    session = Session.ended(stored)
-    if stored.state.finish is Finish.ERROR:
-        session.error = Unavailable(f"session {session_id}", "it ended with an error; use another idempotency key")
-    return session
 
 
 def _check_same(there: Record, asked: Record) -> None:

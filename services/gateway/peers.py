@@ -20,20 +20,21 @@ from hedgerow.errors import DeadlineExceeded, HedgerowError, InvalidRequest, Inv
 from hedgerow.rpc.channel import open_channel
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.status import from_rpc_error
+from hedgerow.v1 import common_pb2 as common
 from hedgerow.v1 import kvstore_pb2 as kv
 from hedgerow.v1 import verifier_pb2 as engine
 from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceStub
 from hedgerow.v1.verifier_pb2_grpc import VerifierServiceStub
 from services.gateway import convert
-from services.gateway.messages import Append, Appended, Created, Start, Stored, Timings, Update
+from services.gateway.messages import Append, Appended, Created, Start, State, Stored, Timings, Update, Usage
 from services.gateway.outbox import Outbox
-from services.gateway.types import Model, Record
+from services.gateway.outgoing import At, Outgoing
+from services.gateway.types import Finish, Model, Record
 
 FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds between attempts to reach a peer
 COMMIT_DELAY = 0.03  # seconds for which committed offsets wait for more; at most one message a step all the same
 IN_FLIGHT = 2  # messages to the store without an answer
 LEASE_TTL = 15.0  # seconds that this gateway's leases outlive its last renewal
-ALL = (1 << 31) - 1  # from this offset on there are no tokens
 Answer = TypeVar("Answer")
 Report = Callable[[str | None], None]
 """Told what is wrong with a peer, None when nothing is."""
@@ -50,29 +51,23 @@ class VerifierPeer:
         self.messages_sent = self.messages_received = 0
         self._channel = open_channel(address)
         self._stub = VerifierServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._out = engine.AttachRequest()
-        self._committed: dict[str, tuple[int, int, int]] = {}  # epoch, attempt and offset by session
+        self._out = Outgoing()
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
 
     def start(self, start: Start) -> None:
         """See table.Engine."""
-        self._out.start.append(convert.start(start))
+        self._out.start(start)
         self._wake.set()
 
     def cancel(self, session_id: str, epoch: int, attempt: int) -> None:
         """See table.Engine."""
-        # In one message a cancel comes before the starts, so a start that has not left yet must not leave at all.
-        for i, start in enumerate(self._out.start):
-            if (start.session_id, start.epoch, start.attempt) == (session_id, epoch, attempt):
-                del self._out.start[i]
-                return
-        self._out.cancel.add(session_id=session_id, epoch=epoch, attempt=attempt)
+        self._out.cancel(At(session_id, epoch, attempt))
         self._wake.set()
 
     def committed(self, session_id: str, epoch: int, attempt: int, offset: int) -> None:
         """See table.Engine. Offsets wait for each other: the verifier only needs them before its bound is reached."""
-        self._committed[session_id] = (epoch, attempt, offset)
+        self._out.committed(At(session_id, epoch, attempt, offset))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(COMMIT_DELAY, self._wake.set)
 
@@ -91,7 +86,7 @@ class VerifierPeer:
                 error = wrong
             if self.attached:
                 self.attached, delay = False, FIRST_DELAY
-                self._take()
+                self._out.clear()
                 log.warning("the verifier's stream broke", address=self.address, why=error.message)
                 lost(error)
             self._report(error.message)
@@ -122,7 +117,7 @@ class VerifierPeer:
             log.info("attached", verifier=self.address)
             while (message := await call.read()) is not EOF:
                 self.messages_received += 1
-                stepped(convert.step(message), convert.timings(message.timings))
+                stepped(*convert.step(message))
             raise Unavailable("verifier", "it ended the stream")
         finally:
             call.cancel()
@@ -133,21 +128,12 @@ class VerifierPeer:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                message = self._take()
-                if message.ByteSize():
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+                while (told := self._out.take()) is not None:
                     self.messages_sent += 1
-                    await call.write(message)
-
-    def _take(self) -> engine.AttachRequest:
-        """Everything that is to be told, as one message."""
-        message, self._out = self._out, engine.AttachRequest()
-        for session_id, (epoch, attempt, offset) in self._committed.items():
-            message.committed.add(session_id=session_id, epoch=epoch, attempt=attempt, offset=offset)
-        self._committed.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        return message
+                    await call.write(convert.attach(told))
 
 
 class StorePeer:
@@ -157,7 +143,7 @@ class StorePeer:
     """
 
     def __init__(self, address: str, owner: bytes, patience: float, report: Report) -> None:
-        self.address, self._owner, self._patience, self._report = address, owner, patience, report
+        self.address, self.owner, self._patience, self._report = address, owner, patience, report
         self.messages_sent = 0
         self._channel = open_channel(address)
         self._stub = KvStoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -204,13 +190,13 @@ class StorePeer:
 
     async def renew(self) -> Sequence[str]:
         """Keep this gateway's leases; gives the sessions that somebody wants cancelled. Raises Unavailable."""
-        request = kv.RenewOwnerRequest(owner=self._owner, ttl_ms=int(LEASE_TTL * 1000))
+        request = kv.RenewOwnerRequest(owner=self.owner, ttl_ms=int(LEASE_TTL * 1000))
         answer: kv.RenewOwnerResponse = await self._ask(self._stub.RenewOwner(request, timeout=LEASE_TTL / 3))
         return answer.cancelled_sessions
 
     async def create(self, record: Record, digest: bytes) -> Created:
         """Write a session's record, or find what is there. Raises Unavailable and what the store refuses."""
-        request = kv.CreateSessionRequest(record=convert.record_pb(record), owner=self._owner, digest=digest)
+        request = kv.CreateSessionRequest(record=convert.record_pb(record), owner=self.owner, digest=digest)
         return convert.created(await self._ask(self._stub.CreateSession(request, timeout=self._patience)))
 
     async def get(self, session_id: str, from_offset: int = 0) -> Stored:
@@ -223,6 +209,23 @@ class StorePeer:
         request = kv.MarkCancelRequest(session_id=session_id)
         answer: kv.MarkCancelResponse = await self._ask(self._stub.MarkCancel(request, timeout=self._patience))
         return answer.was_running
+
+    async def acquire(self, record: Record) -> int:
+        """Take a session whose owner is gone; the new epoch. Raises Fenced while it lives, NotFound, Unavailable."""
+        request = kv.AcquireLeaseRequest(
+            session_id=record.session_id, owner=self.owner, birth=record.birth, only_expired=True
+        )
+        answer: kv.AcquireLeaseResponse = await self._ask(self._stub.AcquireLease(request, timeout=self._patience))
+        return answer.lease.epoch
+
+    async def end(self, record: Record, epoch: int, finish: Finish, usage: Usage) -> State:
+        """Record an end without tokens; what is recorded then: an earlier end wins. Raises Fenced, NotFound, ..."""
+        request = kv.CloseSessionRequest(
+            session_id=record.session_id, lease=common.Lease(epoch=epoch, owner=self.owner), birth=record.birth,
+            finish_reason=int(finish), usage=convert.usage_pb(usage),  # type: ignore[arg-type]
+        )  # fmt: skip
+        answer: kv.CloseSessionResponse = await self._ask(self._stub.CloseSession(request, timeout=self._patience))
+        return convert.state(answer.state)
 
     async def delete(self, session_id: str) -> bool:
         """Remove a session; False: there was none. Raises Unavailable."""
@@ -266,12 +269,12 @@ class StorePeer:
     async def _write(self, call: grpc.aio.StreamStreamCall[kv.AppendRequest, kv.AppendResponse]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells
             for batch_id, entries in list(self._unanswered.items()):
-                await call.write(convert.append(batch_id, entries, self._owner))
+                await call.write(convert.append(batch_id, entries, self.owner))
             while True:
                 while len(self._unanswered) < IN_FLIGHT and (entries := self._outbox.take()):
                     self.messages_sent += 1
                     self._unanswered[self.messages_sent] = entries
-                    await call.write(convert.append(self.messages_sent, entries, self._owner))
+                    await call.write(convert.append(self.messages_sent, entries, self.owner))
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._outbox.due() if len(self._unanswered) < IN_FLIGHT else None):

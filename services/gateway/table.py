@@ -12,12 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from hedgerow.errors import Fenced, HedgerowError, InvariantViolation, LostSuffix, Overloaded, Unavailable
-from services.gateway.messages import Append, Appended, AppendStatus, Start, Timings, Update
+from services.gateway.messages import Append, Appended, AppendStatus, Start, State, Timings, Update
 from services.gateway.session import Gap, Options, Reader, Session
 from services.gateway.types import Finish, Record
 
 # A verifier whose updates never fit is broken; attaching again and again would hide it.
 MAX_ATTEMPTS = 8
+# Answers that end a session here but not in the store, where it is still this gateway's.
+LEFT_RUNNING = frozenset(
+    (AppendStatus.UNAVAILABLE, AppendStatus.GAP, AppendStatus.CONFLICT, AppendStatus.DIGEST_MISMATCH)
+)
 
 
 class Engine(Protocol):
@@ -44,13 +48,21 @@ class SessionTable:
     """Sessions by id, from their first lease until the store has their end.
 
     `lag`: committed tokens that a reader may be behind before its sequence is held. `patience`: seconds for which it
-    is held before the session ends.
+    is held before the session ends. `unrecorded` is called with the record of each session that ended here while the
+    store may have it as running, under this gateway's lease.
     """
 
     def __init__(
-        self, engine: Engine, store: Store, *, lag: int, patience: float, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Engine,
+        store: Store,
+        *,
+        lag: int,
+        patience: float,
+        unrecorded: Callable[[Record], None] = lambda record: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._store, self._clock = engine, store, clock
+        self._engine, self._store, self._unrecorded, self._clock = engine, store, unrecorded, clock
         self._lag, self._patience = lag, patience
         self.sessions: dict[str, Session] = {}
         self.dropped = 0
@@ -124,13 +136,16 @@ class SessionTable:
         """The store stayed away too long: nothing more can be released."""
         for session in list(self.sessions.values()):
             self._fail(session, error)
+            self._unrecorded(session.record)
 
     def sweep(self) -> None:
         """End sessions whose readers do not read. To be called about once a second."""
         now = self._clock()
         for session in list(self.sessions.values()):
-            if session.held_since is not None and now - session.held_since > self._patience:
-                behind = session.acked - max(reader.cursor for reader in session.readers)
+            if session.end is not None or session.held_since is None:
+                continue  # an end on its way needs no reader, and there may be none
+            if now - session.held_since > self._patience:
+                behind = session.acked - max((reader.cursor for reader in session.readers), default=0)
                 self.cancel(session, Finish.ERROR, Overloaded("the client's stream", behind, self._lag, 1.0))
 
     def _extend(self, update: Update, timings: Timings, now_ns: int) -> Append | None:
@@ -192,13 +207,11 @@ class SessionTable:
             del self.sessions[session.id]
             self._engine.cancel(session.id, session.epoch, session.attempt)
             session.adopt(state)
-        elif status is AppendStatus.UNAVAILABLE:
-            self._fail(session, Unavailable("kvstore", "it cannot take writes now"))
-        elif status in (AppendStatus.CONFLICT, AppendStatus.DIGEST_MISMATCH):
-            self._fail(session, InvariantViolation(f"session {session.id}: {status.name} at {session.acked}"))
-        elif status in (AppendStatus.GAP, AppendStatus.NOT_FOUND):
-            metadata = {"released": session.acked, "stored": state.length}
-            self._fail(session, LostSuffix(f"session {session.id}: the store lost its end", metadata=metadata))
+        elif status in LEFT_RUNNING:
+            self._fail(session, _left_running(session, result))
+            self._unrecorded(session.record)
+        elif status is AppendStatus.NOT_FOUND:
+            self._fail(session, _lost_suffix(session, state))
         else:
             self._fail(session, Fenced(session.id, session.epoch, state.epoch))
 
@@ -209,3 +222,17 @@ class SessionTable:
 
     def _now_ns(self) -> int:
         return int(self._clock() * 1e9)
+
+
+def _left_running(session: Session, result: Appended) -> HedgerowError:
+    status, state = result.status, result.state
+    if status is AppendStatus.UNAVAILABLE:
+        return Unavailable("kvstore", "it cannot take writes now")
+    if status is AppendStatus.GAP:
+        return _lost_suffix(session, state)
+    return InvariantViolation(f"session {session.id}: {status.name} at {session.acked}")
+
+
+def _lost_suffix(session: Session, state: State) -> LostSuffix:
+    metadata = {"released": session.acked, "stored": state.length}
+    return LostSuffix(f"session {session.id}: the store lost its end", metadata=metadata)

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +17,9 @@ from hedgerow.client import AsyncClient, Options, Retry
 from hedgerow.errors import Unavailable
 from services.gateway import digest
 from tests.polling import soon
-from tests.stack import verifier_load
+from tests.stack import Models, verifier_load
 
+ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "class Queue:\n    "
 TOKENS = 48
 OPTIONS: Options = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0, "budget": 0}
@@ -43,6 +50,51 @@ async def test_streams_wait_for_their_store_and_lose_nothing(stack: Stack, clien
         assert (there.digest, there.token_count) == (stream.finished.digest, TOKENS)
         if seed == 0:
             assert list((await client.complete(PROMPT, seed=seed, **OPTIONS)).tokens) == tokens
+
+
+@pytest.fixture
+def impatient_gateway(stack: Stack, models: Models) -> Iterator[str]:
+    """A second gateway, which gives a store up after one second."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HEDGEROW_")}
+    env |= {
+        "HEDGEROW_VERIFIER": stack.address("verifier"),
+        "HEDGEROW_KVSTORE": stack.address("kvstore"),
+        "HEDGEROW_MODEL_PATH": str(models.target),
+        "HEDGEROW_STORE_PATIENCE": "1",
+    }
+    command = [sys.executable, "-m", "services.gateway"]
+    with subprocess.Popen(
+        command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as run:
+        assert run.stdout is not None
+        try:
+            yield f"127.0.0.1:{run.stdout.readline().split()[2]}"
+        finally:
+            run.terminate()
+
+
+async def test_a_session_that_its_store_failed_is_ended_there_and_gives_its_key_no_riddle(
+    stack: Stack, impatient_gateway: str
+) -> None:
+    """It was recorded as running for an hour, cancels were for nobody, and its key "ran under another gateway"."""
+    async with AsyncClient(impatient_gateway, retry=Retry.never()) as client:
+        options: Options = {**OPTIONS, "max_tokens": 3000, "idempotency_key": f"undead-{os.getpid()}"}
+        stream = client.generate(PROMPT, **options)
+        await anext(stream)
+        stack.pause("redis")
+        try:
+            with pytest.raises(Unavailable, match="kvstore"):
+                await stream.result()
+        finally:
+            stack.resume("redis")
+
+        end = time.monotonic() + 15
+        while (await client.get_session(stream.session_id)).finish_reason != "error":
+            assert time.monotonic() < end, "it stays as running"
+            await asyncio.sleep(0.05)
+        with pytest.raises(Unavailable, match="use another idempotency key"):
+            await client.complete(PROMPT, **options)
+        assert not await client.cancel(stream.session_id)
 
 
 async def test_a_verifier_that_dies_ends_its_streams_with_a_hint_and_is_found_again(stack: Stack) -> None:

@@ -120,7 +120,15 @@ class Bench:
 
     def __init__(self, lag: int = 1000, patience: float = 10.0) -> None:
         self.engine, self.store, self.clock = RecordingEngine(), MemoryStore(), Clock()
-        self.table = SessionTable(self.engine, self.store, lag=lag, patience=patience, clock=self.clock)
+        self.unrecorded: list[Record] = []
+        self.table = SessionTable(
+            self.engine,
+            self.store,
+            lag=lag,
+            patience=patience,
+            unrecorded=self.unrecorded.append,
+            clock=self.clock,
+        )
         self.woken = 0
 
     def begin(self, new: Record | None = None, options: Options | None = None) -> Session:

@@ -396,6 +396,21 @@ def test_a_reader_that_never_reads_ends_its_session() -> None:
     assert (list(piece.tokens), piece.last) == ([1, 2, 3], True)
 
 
+def test_a_held_session_whose_reader_left_does_not_break_the_sweep() -> None:
+    """Its end was on its way to a store that was slow, and the most that any of no readers had read was asked for."""
+    bench = Bench(lag=1, patience=5)
+    session = bench.begin()
+    reader = bench.read(session)
+    bench.step(update(session, [1, 2, 3]))
+    bench.acknowledge()
+    bench.table.leave(reader)
+    bench.clock.now += 6
+    bench.table.sweep()
+    bench.acknowledge()
+    assert bench.store.end("s1").finish is CANCELLED
+    assert bench.table.sessions == {}
+
+
 def test_a_late_reader_is_given_a_long_log_in_pieces_with_true_digests() -> None:
     bench = Bench(lag=1 << 20)
     session = bench.begin()
