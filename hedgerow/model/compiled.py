@@ -161,7 +161,7 @@ class CompiledK2:
                 self._engine, cache.struct, plan.buffer_info()[0], len(plan), threads, logits.data_ptr(),
                 features.data_ptr(), fault,
             )  # fmt: skip
-            self.choice.took(count, threads, time.perf_counter() - begun)
+            self.choice.took(count, time.perf_counter() - begun)
         if code == NO_MEMORY:
             raise MemoryError("no memory for the step's scores")
         if code:

@@ -165,7 +165,7 @@ class CompiledDFlash:
         with self._turn:
             threads, begun = self.choice.threads(count), time.perf_counter()
             code = self._functions.drafter_step(self._engine, count, ask, contexts, threads, logits.data_ptr(), bad)
-            self.choice.took(count, threads, time.perf_counter() - begun)
+            self.choice.took(count, time.perf_counter() - begun)
         if code in FAULTS:
             field, limit = FAULTS[code]
             wrong = (anchors[bad.value], positions[bad.value], states[bad.value].end)

@@ -7,29 +7,32 @@ No result depends on the choice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-GAIN = 0.92  # of the usual number's time: at most that takes the larger number into use; it stays while it is no worse
+GAIN = 0.92  # of the usual number's time: at most that takes the larger number into use
+HOPELESS = 2.0  # times what the other number takes: a thread was not scheduled, and one step of that is enough
 NEWEST = 0.25  # weight of the newest step in a smoothed time
-SOONEST, LATEST = 32, 1024  # steps of a kind between two trials of the number that is not in use
-SPELL = 2  # steps of a trial; it ends with the first that speaks for the number in use
+FIRST, SOONEST, LATEST = 3, 32, 1024  # steps of a kind before its first trial; between two later ones
+SPELL = 4  # steps of a trial; the first warms the other core's caches and does not count
+EXACT = 17  # rows up to which every number of rows is a kind of its own; above, sixteen together
 
 
 @dataclass
 class Kind:
-    """Steps of about the same number of rows. Times in seconds, smoothed, by number of threads."""
+    """Steps of about the same number of rows. Times in seconds; 0: not known."""
 
-    times: dict[int, float] = field(default_factory=dict)
     more: bool = False  # whether the larger number is in use
+    time: float = 0.0  # of a step with the number in use, smoothed
+    other: float = 0.0  # with the other number, at its last trial
     pause: int = SOONEST  # steps from the end of a trial to the next
-    left: int = SPELL  # until the next trial begins: the usual number is measured first
-    trial: int = 0  # steps of the present trial that are still to come
+    left: int = FIRST  # until the next trial begins: what is in use is measured first
+    trial: list[float] | None = None  # steps of the present trial
 
 
 class ThreadChoice:
     """Between `usual` threads and `most`. Not safe for use by several threads at once.
 
-    count = choice.threads(rows); ...the step...; choice.took(rows, count, seconds)
+    count = choice.threads(rows); ...the step...; choice.took(rows, seconds)
     """
 
     def __init__(self, most: int, usual: int) -> None:
@@ -41,42 +44,48 @@ class ThreadChoice:
         if self.most == self.usual:
             return self.most
         kind = self._kind(rows)
-        return self.most if kind.more != bool(kind.trial) else self.usual
+        return self.most if kind.more != (kind.trial is not None) else self.usual
 
-    def took(self, rows: int, threads: int, seconds: float) -> None:
-        """Tells what the step cost that `threads` was asked for."""
+    def took(self, rows: int, seconds: float) -> None:
+        """Tells what the step cost that `threads(rows)` was asked for last."""
         if self.most == self.usual:
             return
         kind = self._kind(rows)
-        if kind.trial == SPELL:  # a trial's first step counts as its own, without what was long ago
-            kind.times[threads] = seconds
-        else:
-            kind.times[threads] = seconds * NEWEST + kind.times.get(threads, seconds) * (1 - NEWEST)
-        if kind.trial:
-            kind.trial -= 1
-            if kind.trial == 0 or self._gains(kind) == kind.more:
-                self._end_trial(kind)
+        if kind.trial is not None:
+            self._try(kind, kind.trial, seconds)
             return
-        if kind.more and not self._gains(kind):
-            kind.more, kind.pause, kind.left = False, SOONEST, SOONEST
+        if kind.more and 0 < HOPELESS * kind.other < seconds:
+            self._switch(kind, kind.other)
             return
+        kind.time = seconds * NEWEST + (kind.time or seconds) * (1 - NEWEST)
         kind.left -= 1
         if kind.left <= 0:
-            kind.trial = SPELL
+            kind.trial = []
+
+    def _try(self, kind: Kind, trial: list[float], seconds: float) -> None:
+        trial.append(seconds)
+        hopeless = seconds > HOPELESS * kind.time
+        if len(trial) < SPELL and not hopeless:
+            return
+        measured = seconds if hopeless else sum(trial[1:]) / (SPELL - 1)
+        if not hopeless and measured <= kind.time * (1 if kind.more else GAIN):
+            self._switch(kind, measured)
+            return
+        # a trial that changed nothing makes the next one rarer
+        kind.other, kind.trial, kind.pause = measured, None, min(2 * kind.pause, LATEST)
+        kind.left = kind.pause
+
+    def _switch(self, kind: Kind, time: float) -> None:
+        kind.more, kind.time, kind.other = not kind.more, time, kind.time
+        kind.pause, kind.left, kind.trial = SOONEST, SOONEST, None
 
     def _kind(self, rows: int) -> Kind:
-        return self._kinds.setdefault(rows.bit_length(), Kind())
-
-    def _gains(self, kind: Kind) -> bool:
-        """Whether the larger number is the better one, as far as is known."""
-        usual, most = kind.times.get(self.usual), kind.times.get(self.most)
-        return usual is not None and most is not None and most <= usual * (1 if kind.more else GAIN)
-
-    def _end_trial(self, kind: Kind) -> None:
-        """A trial that changed nothing makes the next one rarer."""
-        better, kind.trial = self._gains(kind), 0
-        kind.pause = SOONEST if better != kind.more else min(2 * kind.pause, LATEST)
-        kind.more, kind.left = better, kind.pause
+        """A kind that is not known yet begins as the nearest smaller one does."""
+        key = rows if rows <= EXACT else EXACT + (rows - EXACT + 15) // 16
+        if key not in self._kinds:
+            below = max((known for known in self._kinds if known < key), default=None)
+            self._kinds[key] = Kind(more=below is not None and self._kinds[below].more)
+        return self._kinds[key]
 
 
 def usual_threads(cores: int) -> int:

@@ -24,7 +24,11 @@ class DrafterServiceConfig(ServerConfig):
     )
     threads: int | None = field(
         default=None,
-        metadata={"min": 1, "max": 256, "help": "threads of one forward pass; empty: the cores, at most 2"},
+        metadata={
+            "min": 1,
+            "max": 256,
+            "help": "most threads of one forward pass, used while they pay; empty: the cores, at most 2",
+        },
     )
     max_sequences: int = field(
         default=64, metadata={"min": 1, "max": 65536, "help": "sequences whose state is kept, for each verifier"}

@@ -28,11 +28,7 @@ async def run(config: DrafterServiceConfig) -> None:
     health = Health([SERVICE])
     health.report(MODEL, "its weights are being loaded")
     servicer = DrafterServicer(health.draining, config.max_verifiers)
-    serving = serve("drafter", servicer.register, config, health)
-    try:
-        await serve_while(serving, _load(config, servicer, health))
-    finally:
-        servicer.close()
+    await serve_while(serve("drafter", servicer.register, config, health), _load(config, servicer, health))
 
 
 async def _load(config: DrafterServiceConfig, servicer: DrafterServicer, health: Health) -> None:

@@ -14,7 +14,6 @@ from hedgerow.engine.types import DraftAnswer, DraftBatch
 from hedgerow.errors import InvalidRequest, Overloaded, Unavailable
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.streams import FIRST_MESSAGE, until
-from hedgerow.rpc.work import computing_thread
 from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
 from services.drafter.convert import INCARNATION_BYTES, Limits, batch_from, response_from
 
@@ -44,7 +43,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     """Serves Unavailable until `loaded` is set.
 
     A stream belongs to one verifier incarnation and has an engine of its own, so that sequence numbers of two verifiers
-    never meet and one's mistakes end with its stream. All engines take turns in one thread; the loop stays free.
+    never meet and one's mistakes end with its stream. Drafts run in the event loop: one takes a few milliseconds, and a
+    verifier waits for it; a thread of its own would cost each step two hand-overs more.
 
     `max_streams` counts streams that have sent a sound message. One that says nothing has no engine, takes nobody's
     place, and ends after `first_within` seconds.
@@ -54,7 +54,6 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self.loaded: Loaded | None = None
         self._draining, self._max_streams, self._first_within = draining, max_streams, first_within
         self._streams = 0
-        self._worker = computing_thread("draft")
 
     async def Describe(
         self, request: drafter_pb2.DrafterServiceDescribeRequest, context: Context
@@ -73,14 +72,10 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                     verifier = _same_verifier(verifier, request.verifier)
                     batch = batch_from(request, loaded.limits)
                     engine = self._enter(loaded) if engine is None else engine
-                    yield response_from(await self._run(engine.draft, batch))
+                    yield response_from(engine.draft(batch))
         finally:
             if engine is not None:
                 self._leave(engine, verifier)
-
-    def close(self) -> None:
-        """Lets the worker thread end."""
-        self._worker.shutdown(wait=False)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds this service to `server`."""
@@ -95,17 +90,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
 
     def _leave(self, engine: Engine, verifier: bytes) -> None:
         self._streams -= 1
-        # In the worker, behind a draft that may still run there, and not awaited: this may be a cancellation.
-        self._worker.submit(engine.drop_all)
+        engine.drop_all()
         log.info("a verifier left", verifier=verifier.hex(), streams=self._streams)
 
     def _require(self) -> Loaded:
         if self.loaded is None:
             raise Unavailable("drafter", "its weights are being loaded")
         return self.loaded
-
-    async def _run(self, draft: Callable[[DraftBatch], DraftAnswer], batch: DraftBatch) -> DraftAnswer:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, draft, batch)
 
 
 def _same_verifier(known: bytes, named: bytes) -> bytes:

@@ -43,7 +43,11 @@ class VerifierServiceConfig(ServerConfig):
     )
     threads: int | None = field(
         default=None,
-        metadata={"min": 1, "max": 256, "help": "threads of one forward pass; empty: the cores, at most 2"},
+        metadata={
+            "min": 1,
+            "max": 256,
+            "help": "most threads of one forward pass, used while they pay; empty: the cores, at most 2",
+        },
     )
     draft_timeout_ms: int = field(
         default=500, metadata={"min": 1, "max": 60_000, "help": "longest wait of a step for its trees"}

@@ -35,7 +35,7 @@ def run(choice: ThreadChoice, cost: Cost, steps: int, rows: int) -> list[int]:
     used = []
     for _ in range(steps):
         used.append(choice.threads(rows))
-        choice.took(rows, used[-1], cost(rows, used[-1]))
+        choice.took(rows, cost(rows, used[-1]))
     return used
 
 
@@ -63,6 +63,26 @@ def test_a_busy_machine_is_tried_ever_more_seldom() -> None:
     gaps = [b - a for a, b in itertools.pairwise(tries)]
     assert gaps == sorted(gaps)
     assert SOONEST < gaps[0] <= gaps[-1] <= LATEST + 2
+
+
+def test_steps_of_other_sizes_do_not_blur_a_comparison() -> None:
+    """Nine rows and thirteen in turns: with two threads the larger steps take as long as the smaller with one."""
+    choice = ThreadChoice(2, 1)
+
+    def cost(rows: int, threads: int) -> float:
+        return rows * {1: 1.0, 2: 0.7}[threads]
+
+    for _ in range(200):
+        run(choice, cost, 1, 9)
+        run(choice, cost, 1, 13)
+    assert (choice.threads(9), choice.threads(13)) == (2, 2)
+
+
+def test_one_slow_step_of_a_trial_does_not_speak_against_the_second_thread() -> None:
+    """The first has the other core's cold caches; the stack's steps are few, and the next trial would be far."""
+    choice, cold = ThreadChoice(2, 1), iter([7.9])
+    run(choice, lambda rows, threads: next(cold, 5.0) if threads == 2 else 8.0, 30, 9)
+    assert choice.threads(9) == 2
 
 
 def test_the_second_thread_comes_back_when_the_machine_is_quiet_again() -> None:
@@ -95,20 +115,20 @@ def test_where_there_is_no_choice_none_is_made() -> None:
 def test_the_engine_takes_what_is_chosen_and_keeps_its_bits(tmp_path: Path) -> None:
     paths = write_tiny(tmp_path)
     model = CompiledK2.load(paths.target, paths.feature_layers, threads=2)
-    rows, told = SequenceRows(0, [0], range(9), range(-1, 8), range(9)), list[tuple[int, int, float]]()
+    rows, told = SequenceRows(0, [0], range(9), range(-1, 8), range(9)), list[tuple[int, float]]()
 
     class Alternating(ThreadChoice):
         def threads(self, rows: int) -> int:
             return 1 + len(told) % 2
 
-        def took(self, rows: int, threads: int, seconds: float) -> None:
-            told.append((rows, threads, seconds))
+        def took(self, rows: int, seconds: float) -> None:
+            told.append((rows, seconds))
 
     model.choice = Alternating(2, 1)
     first, second = (model.forward([rows], model.new_cache(1)).logits for _ in range(2))
     assert torch.equal(first, second)
-    assert [entry[:2] for entry in told] == [(9, 1), (9, 2)]
-    assert all(seconds > 0 for _, _, seconds in told)
+    assert [rows for rows, _ in told] == [9, 9]
+    assert all(seconds > 0 for _, seconds in told)
 
 
 @needs_compiler
