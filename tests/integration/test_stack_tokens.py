@@ -66,6 +66,20 @@ async def test_a_stop_token_ends_the_stream_where_plain_decoding_ends(client: As
         assert result.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("budget", [0, 8])
+async def test_the_end_of_a_stream_says_where_its_time_went(client: AsyncClient, budget: int) -> None:
+    """Nothing filled it on the way: Finished.timings was None for every session."""
+    stream = client.generate(PROMPT, temperature=0.0, max_tokens=24, ignore_eos=True, budget=budget)
+    await stream.result()
+    assert stream.finished is not None
+    spent = stream.finished.timings
+    assert spent is not None
+    parts = (spent.queue_ns, spent.prefill_ns, spent.draft_ns, spent.verify_ns, spent.accept_ns)
+    assert min(parts) > 0
+    assert spent.verify_ns > spent.accept_ns
+    assert sum(parts) <= spent.total_ns < 60e9
+
+
 async def test_eight_streams_at_once_do_not_change_each_other(stack: Stack, client: AsyncClient, plain: Plain) -> None:
     """Budgets, lengths and parameters differ, so that prefills, trees and plain rows share steps."""
     before = verifier_load(stack)

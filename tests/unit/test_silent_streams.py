@@ -79,7 +79,6 @@ async def test_a_draft_stream_counts_from_its_first_sound_message_and_a_silent_o
         await first.write(drafter_pb2.DraftRequest(step_id=8))
         assert (await first.read()).step_id == 8, "one that spoke may be idle for longer"
         first.cancel()
-    servicer.close()
 
 
 async def test_an_attach_stream_that_does_not_say_whose_it_is_ends() -> None:
