@@ -23,6 +23,9 @@ from hedgerow.errors import Unavailable
 
 OnLine = Callable[[str, str], None]
 
+REMINDER = 5.0  # seconds
+CANNOT_START = 127  # a shell's status for it
+
 _READY = re.compile(r"ready (?P<name>[\w-]+) (?P<port>\d+)(?: admin=(?P<admin>\d+))?$")
 
 # The child asks for the signal itself: a preexec_fn could deadlock on a lock that another thread held at the fork.
@@ -107,14 +110,23 @@ class Child:
         """The last lines of output, restarts included."""
         return list(self._lines)
 
-    def wait_ready(self, timeout: float) -> Ready:
-        """Blocks until the process is ready. Raises Unavailable with its last line if it ended first or is too slow."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready is not None or self._gave_up, timeout)
-            if self._ready is not None:
-                return self._ready
-            last = self._lines[-1] if self._lines else "it said nothing"
-            why = f"ended with {self._exit_code}" if self._gave_up else f"not ready within {timeout:g} s"
+    def wait_ready(self, timeout: float, remind: Callable[[], None] = lambda: None) -> Ready:
+        """Blocks until the process is ready, and calls `remind` every few seconds meanwhile.
+
+        Raises Unavailable with its last line if it ended first or is too slow.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            with self._changed:
+                left = max(0.0, end - time.monotonic())
+                self._changed.wait_for(lambda: self._ready is not None or self._gave_up, min(left, REMINDER))
+                if self._ready is not None:
+                    return self._ready
+                if self._gave_up or left <= REMINDER:
+                    break
+            remind()
+        last = self._lines[-1] if self._lines else "it said nothing"
+        why = f"ended with {self._exit_code}" if self._gave_up else f"not ready within {timeout:g} s"
         raise Unavailable(self.name, f"{why}; its last line: {last}")
 
     def kill(self) -> None:
@@ -170,7 +182,25 @@ class Child:
             delay = min(2 * delay, self._backoff.most)
 
     def _run(self) -> int:
-        process = subprocess.Popen(
+        """One life of the process, to its exit code. What keeps it from starting is heard as a line of its own."""
+        try:
+            process = self._open()
+        except OSError as error:  # no memory, no descriptors, the folder is gone
+            self._hear(f"cannot be started: {error}")
+            return self._ended(CANNOT_START)
+        with self._changed:
+            self._process, self.starts = process, self.starts + 1
+            if self._stopping.is_set():
+                process.terminate()
+            self._changed.notify_all()
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self._hear(line.rstrip("\n"))
+        return self._ended(process.wait())
+
+    def _open(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             self.command.tied(),
             env=dict(self.command.env),
             cwd=self.command.cwd,
@@ -181,16 +211,8 @@ class Child:
             errors="replace",
             start_new_session=True,  # Ctrl-C in the terminal is for the supervisor, which stops the children in order
         )
-        with self._changed:
-            self._process, self.starts = process, self.starts + 1
-            if self._stopping.is_set():
-                process.terminate()
-            self._changed.notify_all()
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                self._hear(line.rstrip("\n"))
-        code = process.wait()
+
+    def _ended(self, code: int) -> int:
         with self._changed:
             self._process, self._ready, self._exit_code = None, None, code
             self._changed.notify_all()

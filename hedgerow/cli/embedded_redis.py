@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from hedgerow.cli.child import Backoff, Command
+from hedgerow.cli.child import Backoff, Command, OnLine
 from hedgerow.errors import Unavailable
 from hedgerow.scheduling import SHORT, ask_for_slice
 
@@ -36,7 +36,7 @@ class EmbeddedRedis:
     """One server on `folder`, which it makes if it is not there; a second one on the same folder is refused.
 
     `port` 0 takes a free one at the first start and keeps it. `binary`: another redis-server or valkey-server.
-    `settings`: further words of its configuration.
+    `settings`: further words of its configuration. `on_line` hears ("redis", text) of every end and every restart.
     """
 
     def __init__(
@@ -47,10 +47,12 @@ class EmbeddedRedis:
         binary: Path | None = None,
         settings: Mapping[str, str] | None = None,
         backoff: Backoff | None = None,
+        on_line: OnLine | None = None,
     ) -> None:
         self.folder, self.port, self._binary = folder.absolute(), port, binary
         self._settings = dict(settings or {})
         self._backoff = backoff or Backoff()
+        self._on_line: OnLine = on_line or (lambda name, line: None)
         self._lock: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
@@ -132,6 +134,7 @@ class EmbeddedRedis:
                 process.send_signal(signal.SIGCONT)  # a stopped process would never see the SIGTERM
             keeper.join(timeout)
             if keeper.is_alive() and self._process is not None:
+                self._say(f"did not end within {timeout:g} s of SIGTERM; killed")
                 self._process.kill()
                 keeper.join()
         self._keeper = self._process = None
@@ -143,14 +146,31 @@ class EmbeddedRedis:
         delay = self._backoff.first
         while not self._stopping.is_set():
             began = time.monotonic()
-            self._process = self._run(binary)
-            self._process.wait()
-            if not self._was_ready:
+            outcome = self._live(binary)
+            if self._stopping.is_set() or not self._was_ready:
                 return
             if time.monotonic() - began > self._backoff.calm:
                 delay = self._backoff.first
+            self._say(f"{outcome}; its log ends with: {self._last_words(1)}; starting it again in {delay:.1f} s")
             self._stopping.wait(delay)
             delay = min(2 * delay, self._backoff.most)
+
+    def _live(self, binary: Path) -> str:
+        """One life of the server, and how it ended."""
+        try:
+            process = self._process = self._run(binary)
+        except OSError as error:  # a full disk, no memory, no descriptors
+            self._process = None
+            return f"cannot be started: {error}"
+        if self._was_ready:
+            while process.poll() is None and not self._answers():
+                time.sleep(_POLL)
+            if process.poll() is None:
+                self._say(f"ready again on {self.url}")
+        return f"ended with {process.wait()}"
+
+    def _say(self, text: str) -> None:
+        self._on_line("redis", text)
 
     def _run(self, binary: Path) -> subprocess.Popen[bytes]:
         assert self._lock is not None
@@ -198,10 +218,13 @@ class EmbeddedRedis:
             return answer.startswith(b"+PONG") and b"\r\nprocess_id:%d\r\n" % process.pid in answer
         return False
 
-    def _last_words(self) -> str:
-        log = self.folder / "redis.log"
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        return " | ".join(lines[-3:]) or "nothing"
+    def _last_words(self, lines: int = 3) -> str:
+        try:
+            with (self.folder / "redis.log").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+                return " | ".join(log.read().decode(errors="replace").splitlines()[-lines:]) or "nothing"
+        except OSError:
+            return "nothing"
 
 
 def find_binary() -> Path:

@@ -7,17 +7,12 @@ checkout, because the services are not in the wheel.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import json
 import os
-import random
-import secrets
+import re
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +20,8 @@ from types import TracebackType
 import hedgerow
 from hedgerow.cli.child import Backoff, Child, Command, OnLine
 from hedgerow.cli.embedded_redis import EmbeddedRedis
+from hedgerow.cli.folders import feature_layers, locked, make_data_folder, secret
+from hedgerow.cli.ports import check_free, free_ports, parse_address
 from hedgerow.errors import InvalidRequest, Unavailable
 
 # The gateway last: before the verifier is there it could only wait, on a core that a loading model wants.
@@ -39,8 +36,7 @@ PATIENCE = 10.0
 # step's end to the client: 10.2 ms with it, 5.8 to 7.1 ms without (docs/LOG.md). A value that is set already is kept.
 GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 
-# Below Linux' ephemeral range: no outgoing connection can take a child's port while the child is down.
-_PORTS = range(20000, 30000)
+_NOT_READY = re.compile(r'event="not ready yet" .*why="?([^"]+)')
 
 
 @dataclass(frozen=True)
@@ -100,19 +96,26 @@ class Stack:
         return tuple(self._children)
 
     def start(self, progress: Callable[[str], None] = lambda text: None) -> None:
-        """Starts everything and returns when all are ready. Raises Unavailable, with nothing left running."""
+        """Starts everything and returns when all are ready; says what it waits for.
+
+        Raises InvalidRequest or Unavailable, with nothing left running.
+        """
         began = time.monotonic()
         try:
             self._prepare()
             progress(f"redis: ready on {self.redis_url} after {time.monotonic() - began:.1f} s")
             for together in START_ORDER:
                 started = [name for name in together if name in self._children]
+                progress(f"starting {', '.join(started)}")
                 for name in started:
                     self._children[name].start()
                 for name in started:
-                    self._children[name].wait_ready(self.config.start_timeout)
+                    self._wait_ready(name, progress)
                     progress(f"{name}: ready on {self.address(name)} after {time.monotonic() - began:.1f} s")
         except BaseException:
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                if self._children:
+                    progress("stopping what was started")
             self.stop()
             raise
 
@@ -170,6 +173,16 @@ class Stack:
         """The service's last lines of output, restarts included."""
         return self._children[name].lines()
 
+    def _wait_ready(self, name: str, progress: Callable[[str], None]) -> None:
+        child, began = self._children[name], time.monotonic()
+
+        def remind() -> None:
+            said = [found[1] for line in child.lines() if (found := _NOT_READY.search(line))]
+            why = said[-1] if said else "its process is starting"
+            progress(f"waiting for {name}: {why} ({time.monotonic() - began:.0f} s)")
+
+        child.wait_ready(self.config.start_timeout, remind)
+
     def _process(self, name: str) -> Child | EmbeddedRedis:
         if name == "redis" and self._redis is not None:
             return self._redis
@@ -182,8 +195,8 @@ class Stack:
                 raise InvalidRequest(
                     "model" if folder is config.model else "drafter", str(folder), "an existing folder"
                 )
-        config.data.mkdir(parents=True, exist_ok=True)
-        self._exits.enter_context(_locked(config.data / "lock"))
+        make_data_folder(config.data)
+        self._exits.enter_context(locked(config.data / "lock"))
         self._addresses = self._choose_addresses()
         self.redis_url = config.redis_url or self._start_redis()
         for name, settings in self._plan().items():
@@ -191,18 +204,18 @@ class Stack:
 
     def _choose_addresses(self) -> dict[str, tuple[str, str]]:
         names = ("kvstore", *(("drafter",) if self.config.drafter else ()), "verifier", "gateway")
-        ports = _free_ports(2 * len(names))
+        ports = free_ports(2 * len(names))
         chosen = {name: (f"127.0.0.1:{next(ports)}", f"127.0.0.1:{next(ports)}") for name in names}
         host, port = parse_address(self.config.listen)
         if port:
-            _check_free(host, port)
+            check_free(host, port)
             chosen["gateway"] = (self.config.listen, chosen["gateway"][1])
         else:
             chosen["gateway"] = (f"{host}:{chosen['gateway'][0].rpartition(':')[2]}", chosen["gateway"][1])
         return chosen
 
     def _start_redis(self) -> str:
-        self._redis = EmbeddedRedis(self.config.data / "redis", backoff=self.config.backoff)
+        self._redis = EmbeddedRedis(self.config.data / "redis", backoff=self.config.backoff, on_line=self._on_line)
         self._exits.callback(self._redis.stop)
         return self._redis.start()
 
@@ -214,7 +227,7 @@ class Stack:
             plan["drafter"] = {"MODEL_PATH": str(config.drafter), "TARGET_PATH": model}
         plan["verifier"] = {"MODEL_PATH": model, "MODEL_NAME": config.model.name}
         if config.drafter is not None:
-            layers = ",".join(map(str, _feature_layers(config.drafter)))
+            layers = ",".join(map(str, feature_layers(config.drafter)))
             plan["verifier"] |= {"DRAFTER": self.address("drafter"), "FEATURE_LAYERS": layers}
         if config.budget is not None:
             plan["verifier"]["DEFAULT_BUDGET"] = str(config.budget)
@@ -222,7 +235,7 @@ class Stack:
             "VERIFIER": self.address("verifier"),
             "KVSTORE": self.address("kvstore"),
             "MODEL_PATH": model,
-            "TENANT_SECRET": _secret(config.data / "tenant_secret"),
+            "TENANT_SECRET": secret(config.data / "tenant_secret"),
         }
         return {name: settings | dict(config.settings.get(name, {})) for name, settings in plan.items()}
 
@@ -234,66 +247,3 @@ class Stack:
         env |= {f"HEDGEROW_{key}": value for key, value in mine.items()} | {"PYTHONUNBUFFERED": "1"}
         env.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
         return Command(name, [sys.executable, "-m", f"services.{name}"], env, self.config.root)
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port". Raises InvalidRequest."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidRequest("listen", address, "host:port with a port of at most 65535")
-    return host.strip("[]"), int(port)
-
-
-def _check_free(host: str, port: int) -> None:
-    """Raises Unavailable when somebody listens there; gRPC itself would share the port without a word."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an old connection in TIME_WAIT is no listener
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            why = "another process listens there" if error.errno == errno.EADDRINUSE else str(error)
-            raise Unavailable(f"{host}:{port}", f"{why}; choose another with --listen") from error
-
-
-def _free_ports(count: int) -> Iterator[int]:
-    """`count` distinct ports on which nobody listens now."""
-    found: list[int] = []
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        with contextlib.suppress(Unavailable):
-            _check_free("127.0.0.1", port)
-            found.append(port)
-        if len(found) == count:
-            return iter(found)
-    raise Unavailable("ports", f"fewer than {count} free ones from {_PORTS.start} to {_PORTS.stop}")
-
-
-def _feature_layers(drafter: Path) -> list[int]:
-    """The target's layers that a DFlash checkpoint reads; with them the verifier need not wait for the drafter."""
-    path = drafter / "config.json"
-    try:
-        return [int(layer) for layer in json.loads(path.read_bytes())["dflash_config"]["target_layer_ids"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InvalidRequest(
-            "drafter", str(path), "a DFlash config.json with dflash_config.target_layer_ids"
-        ) from error
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock file: two stores in one folder would destroy each other's log."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Unavailable(str(path.parent), "another stack uses this folder; choose another with --data") from None
-        yield
-
-
-def _secret(path: Path) -> str:
-    """The secret behind session ids, made once: with another one, idempotency keys would not find their sessions."""
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32))
-    return path.read_text()

@@ -12,12 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout, parse_address
+from hedgerow.cli.folders import check_drafter, check_target
+from hedgerow.cli.ports import parse_address
+from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
 from hedgerow.errors import HedgerowError, InvalidRequest
 
 BUNDLED = Path("models") / "sapling"
 SERVICES = ("gateway", "drafter", "verifier", "kvstore")
 PREFIX = "HEDGEROW_"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130
+MAX_BUDGET = 63  # the verifier's default
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -46,18 +51,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Starts the stack and blocks until Ctrl-C or SIGTERM. Returns the exit status."""
+    """Starts the stack and blocks until Ctrl-C or SIGTERM. Returns the exit status: 130 if it was not up yet."""
+    status = INTERRUPTED
+    _interrupt_once()
     try:
-        stack = Stack(stack_config(args, find_checkout()), _log)
+        root = find_checkout()
+        check_target(args.model or root / BUNDLED)
+        config = stack_config(args, root)
+        if config.drafter is not None:
+            check_drafter(config.drafter)
         _name_what_is_not_read(os.environ)
-        _interrupt_on_sigterm()
+        stack = Stack(config, _log)
+        stack.start(_say)
         with _stopped(stack):
-            stack.start(_say)
             _say(f"hedgerow is up: {stack.address('gateway')}   (Ctrl-C stops it)")
+            status = 0
             threading.Event().wait()
     except KeyboardInterrupt:
-        return 0
-    except HedgerowError as error:
+        return status
+    except BrokenPipeError:
+        raise  # whoever read us has gone
+    except (HedgerowError, OSError) as error:
         print(f"hedgerow up: {error}", file=sys.stderr)
         return 1
     raise AssertionError("nothing but a signal ends the wait")
@@ -66,9 +80,13 @@ def run(args: argparse.Namespace) -> int:
 def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
     """What the options ask for, in the checkout `root`. Raises InvalidRequest."""
     model: Path = args.model or root / BUNDLED
+    if not model.is_dir():  # before its drafter's name is made of it
+        raise InvalidRequest("--model", str(model), "an existing folder")
     parse_address(args.listen)
-    if args.budget is not None and args.budget < 0:
-        raise InvalidRequest("--budget", args.budget, "at least 0")
+    settings = _settings(args.set)
+    most = settings.get("verifier", {}).get("MAX_BUDGET", str(MAX_BUDGET))
+    if args.budget is not None and (args.budget < 0 or (most.isdecimal() and args.budget > int(most))):
+        raise InvalidRequest("--budget", args.budget, f"at least 0 and at most {most}, the verifier's max_budget")
     return StackConfig(
         root=root,
         model=model.resolve(),
@@ -78,7 +96,7 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
         redis_url=args.redis,
         budget=args.budget,
         log_level=args.log_level,
-        settings=_settings(args.set),
+        settings=settings,
     )
 
 
@@ -109,28 +127,37 @@ def _drafter(given: Path | None, model: Path) -> Path:
 
 
 def _log(name: str, text: str) -> None:
-    """One log of all services. One write a line: the services' threads write here too."""
-    sys.stderr.write(f"{name:>8} | {text}\n")
+    """One log of all services. One write a line: the services' threads write here too, and must outlive its reader."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{name:>8} | {text}\n")
 
 
 @contextlib.contextmanager
 def _stopped(stack: Stack) -> Iterator[None]:
-    """Stops the stack at the end of a block; a second signal meanwhile ends everything at once."""
+    """Stops the stack at the end of a block."""
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)  # the children die with this process
-        _say("stopping")
+        with contextlib.suppress(OSError):
+            _say("stopping; running calls have 10 s, a second Ctrl-C ends everything at once")
         stack.stop()
-        _say("stopped")
+        with contextlib.suppress(OSError):
+            _say("stopped")
 
 
-def _interrupt_on_sigterm() -> None:
+def _interrupt_once() -> None:
+    """SIGINT and SIGTERM stop the stack, also where a shell's `&` had SIGINT ignored; the next one ends it at once.
+
+    The children die with this process.
+    """
+
     def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    for each in SIGNALS:
+        signal.signal(each, interrupt)
 
 
 def _say(text: str) -> None:

@@ -50,6 +50,7 @@ class Health:
         """Set from SIGTERM on. Whoever holds a stream open for long watches it and ends the stream."""
         self._troubles: dict[str, str] = {STARTING: "the process is starting"}
         self._troubles.update(dict.fromkeys(self.checks, "not checked yet"))
+        self._has_served = False
         self._watchers: set[asyncio.Event] = set()
         self._pollers: list[asyncio.Task[None]] = []
 
@@ -71,7 +72,10 @@ class Health:
         else:
             self._troubles[what] = why
         if before != why:
-            log.info("health changed", what=what, why=why or "well", serving=self.serving)
+            # Until the first SERVING it is no news: `serve` says what the start waits for.
+            say = log.info if self._has_served else log.debug
+            say("health changed", what=what, why=why or "well", serving=self.serving)
+            self._has_served |= self.serving
             self._changed()
 
     def start(self) -> None:

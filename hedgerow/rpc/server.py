@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ from hedgerow.rpc.logs import LEVELS, get_log
 
 # Handlers that ignore their cancellation may take this long after the grace before the process gives up on them.
 STUBBORN = 5.0
+FIRST_REMINDER, REMINDER = 1.0, 10.0  # seconds without readiness until the log says why
 log = get_log(__name__)
 
 
@@ -96,7 +98,14 @@ def _catch_signals() -> asyncio.Event:
 
 
 async def _announce(line: str, health: Health) -> None:
-    await health.wait_serving()
+    began, patience = time.monotonic(), FIRST_REMINDER
+    while not (health.serving or health.draining.is_set()):
+        try:
+            await asyncio.wait_for(health.wait_serving(), patience)
+        except TimeoutError:
+            why = "; ".join(f"{what}: {why}" for what, why in health.troubles.items())
+            log.info("not ready yet", seconds=round(time.monotonic() - began), why=why)
+            patience = REMINDER
     if health.serving:
         print(line, flush=True)
 

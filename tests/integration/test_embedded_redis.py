@@ -64,6 +64,56 @@ def test_killed_server_comes_back_on_its_port_with_its_data(tmp_path: Path) -> N
         assert client.get("a") == b"1"
 
 
+def test_an_end_and_a_restart_are_told(tmp_path: Path) -> None:
+    """A crash and a restart of the store left no trace in the one log of `hedgerow up`."""
+    said: list[tuple[str, str]] = []
+    with EmbeddedRedis(tmp_path, backoff=QUICK, on_line=lambda *line: said.append(line)) as server:
+        assert said == []
+        server.kill()
+        eventually(lambda: len(said) >= 2, what="two lines")
+    assert [name for name, _ in said] == ["redis", "redis"], "a stop that was asked for is no news"
+    assert said[0][1].startswith("ended with -9; its log ends with: ")
+    assert said[0][1].endswith("; starting it again in 0.1 s")
+    assert said[1][1] == f"ready again on {server.url}"
+
+
+def test_a_server_that_cannot_start_again_is_tried_for_ever_and_says_why(tmp_path: Path) -> None:
+    """Tries that failed were repeated without a word."""
+    said: list[str] = []
+    binary, real = tmp_path / "server", embedded_redis.find_binary()
+    binary.symlink_to(real)
+    with EmbeddedRedis(
+        tmp_path / "data", binary=binary, backoff=QUICK, on_line=lambda name, line: said.append(line)
+    ) as server:
+        binary.unlink()
+        binary.write_text("#!/bin/sh\necho no space left; exit 9\n")
+        binary.chmod(0o700)
+        server.kill()
+        eventually(lambda: sum("ended with 9; its log ends with: no space left;" in line for line in said) >= 2)
+        binary.unlink()
+        binary.symlink_to(real)
+        eventually(lambda: f"ready again on {server.url}" in said)
+        with redis.Redis.from_url(server.url) as client:
+            assert client.ping()
+
+
+def test_a_full_disk_at_a_restart_does_not_end_the_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread died of the OSError, and the store never came back."""
+    said: list[str] = []
+    with EmbeddedRedis(tmp_path, backoff=QUICK, on_line=lambda name, line: said.append(line)) as server:
+        run, full = server._run, [OSError(28, "No space left on device")] * 2
+
+        def run_or_fail(binary: Path) -> subprocess.Popen[bytes]:
+            if full:
+                raise full.pop()
+            return run(binary)
+
+        monkeypatch.setattr(server, "_run", run_or_fail)
+        server.kill()
+        eventually(lambda: f"ready again on {server.url}" in said)
+    assert sum(line.startswith("cannot be started: [Errno 28] No space left") for line in said) == 2
+
+
 def test_stop_ends_a_server_that_is_stopped_by_a_signal(tmp_path: Path) -> None:
     server = EmbeddedRedis(tmp_path)
     server.start()

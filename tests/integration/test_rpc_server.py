@@ -22,7 +22,7 @@ from hedgerow.rpc import health_list
 from hedgerow.rpc.channel import open_channel
 from tests.echo_service import SERVICE
 from tests.kvstore_calls import error_of, outcome_of
-from tests.polling import soon
+from tests.polling import eventually, soon
 from tests.redis_servers import Service
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -208,6 +208,13 @@ async def test_health_follows_the_checks_and_watchers_are_told(starting: Service
         watch.cancel()
     assert starting.lines == [f"ready echo {port} admin={admin}"], "said once, at the first SERVING"
     assert "ready is missing" in starting.text
+
+
+def test_a_start_that_takes_long_says_what_it_waits_for(starting: Service) -> None:
+    starting.bound()
+    eventually(lambda: 'event="not ready yet"' in starting.text, what="a reminder")
+    (said,) = [line for line in starting.log if "not ready yet" in line]
+    assert said.endswith('seconds=1 why="file: ready is missing"')
 
 
 async def test_sigterm_lets_calls_in_flight_end_and_refuses_new_ones(starting: Service, tmp_path: Path) -> None:

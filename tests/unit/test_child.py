@@ -85,6 +85,37 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_grace_and_the_log_says
     assert said == ["did not end within 0.2 s of SIGTERM; killed"]
 
 
+def test_a_child_that_cannot_be_started_again_is_tried_until_it_can(tmp_path: Path) -> None:
+    """The thread that watches it died of the OSError, and the service never came back."""
+    said: list[str] = []
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    it = Child(
+        Command("it", [sys.executable, "-S", "-c", SERVES], {}, folder), lambda n, line: said.append(line), QUICK
+    )
+    it.start()
+    try:
+        it.wait_ready(10)
+        folder.rmdir()
+        it.kill()
+        eventually(lambda: any("ended with 127; starting it again" in line for line in said))
+        assert any(line.startswith("cannot be started: [Errno 2]") for line in said)
+        folder.mkdir()
+        it.wait_ready(10)
+    finally:
+        it.stop(5)
+
+
+def test_waiting_for_a_child_reminds_and_still_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hedgerow up` said nothing for 20 s while torch was loaded."""
+    monkeypatch.setattr("hedgerow.cli.child.REMINDER", 0.05)
+    reminded: list[int] = []
+    late = r"not ready within 0\.3 s; its last line: it said nothing"
+    with child("import time; time.sleep(60)") as it, pytest.raises(Unavailable, match=late):
+        it.wait_ready(0.3, lambda: reminded.append(1))
+    assert 1 <= len(reminded) <= 6
+
+
 def test_a_child_that_is_stopped_between_two_starts_stays_stopped() -> None:
     with child("print('ready it 1', flush=True)", Backoff(first=30)) as it:
         eventually(lambda: it.starts == 1 and any("ready" in line for line in it.lines()) and it.ready is None)

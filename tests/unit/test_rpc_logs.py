@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log, set_up_logging
 
 
@@ -62,3 +63,21 @@ def test_libraries_log_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> N
     logging.getLogger("grpc").warning("odd %s", "thing")
     (line,) = lines(capsys)
     assert 'level=warning service=x event="odd thing"' in line
+
+
+async def test_what_a_start_waits_for_is_no_news_and_what_changes_later_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each service began its log with several lines of `health changed ... serving=False`."""
+    set_up_logging("kvstore")
+    health = Health(["x"])
+    health.report("model", "its weights are being loaded")
+    health.start()
+    health.report("model", None)
+    assert health.serving
+    assert lines(capsys) == []
+    health.report("model", "gone")
+    health.report("model", None)
+    assert [line.split(" event=")[1] for line in lines(capsys)] == [
+        '"health changed" what=model why=gone serving=False',
+        '"health changed" what=model why=well serving=True',
+    ]
+    await health.stop()

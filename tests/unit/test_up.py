@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import hedgerow
 from hedgerow.cli import up
 from hedgerow.cli.supervisor import StackConfig, find_checkout, parse_address
 from hedgerow.errors import InvalidRequest, Unavailable
+from services.verifier.config import VerifierServiceConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +52,23 @@ def test_a_negative_budget_is_refused(checkout: Path) -> None:
     assert config(checkout, "--budget", "0").budget == 0
 
 
+def test_a_budget_above_the_verifiers_is_refused_at_once(checkout: Path) -> None:
+    """It was refused by the verifier, half a minute later; requests may not ask for more either."""
+    (field,) = [field for field in dataclasses.fields(VerifierServiceConfig) if field.name == "max_budget"]
+    assert field.default == up.MAX_BUDGET
+    with pytest.raises(InvalidRequest, match="--budget: 64 is not allowed: at least 0 and at most 63"):
+        config(checkout, "--budget", "64")
+    assert config(checkout, "--budget", "63").budget == 63
+    assert config(checkout, "--budget", "64", "--set", "verifier.max_budget=64").budget == 64
+
+
+def test_a_model_that_is_not_there_is_blamed_itself(checkout: Path) -> None:
+    """`--model /nonexistent` was told that --drafter '/nonexistent-dflash' is not allowed."""
+    with pytest.raises(InvalidRequest) as refused:
+        config(checkout, "--model", "/nonexistent")
+    assert refused.value.field == "--model"
+
+
 def test_any_setting_of_a_service_can_be_set(checkout: Path) -> None:
     chosen = config(checkout, "--set", "verifier.engine=torch", "--set", "verifier.THREADS=1")
     assert chosen.settings == {"verifier": {"ENGINE": "torch", "THREADS": "1"}}
@@ -62,7 +81,10 @@ def test_a_setting_names_its_service_and_field(checkout: Path, text: str) -> Non
     assert (refused.value.field, refused.value.value) == ("--set", text)
 
 
-@pytest.mark.parametrize("address", ["7411", ":7411", "localhost", "localhost:http", "localhost:70000", ""])
+@pytest.mark.parametrize(
+    "address",
+    ["a:²", "ä..b:80", "a:" + "1" * 5000, "7411", ":7411", "localhost", "localhost:http", "localhost:70000", ""],
+)
 def test_an_address_is_a_host_and_a_port(address: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_address(address)
