@@ -1,7 +1,21 @@
-"""`python -m hedgerow.cli`: the `hedgerow` command without installing anything."""
+"""`python -m hedgerow.cli`, and what the `hedgerow` command runs."""
 
+import signal
 import sys
+from typing import NoReturn
 
-from hedgerow.cli.main import main
 
-sys.exit(main())
+def run() -> NoReturn:
+    """Run the command. Ctrl-C is no traceback, neither while the parts are imported nor while they are taken down."""
+    try:
+        from hedgerow.cli.main import main
+
+        status = main()
+    except KeyboardInterrupt:
+        status = 130
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    run()

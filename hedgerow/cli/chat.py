@@ -10,10 +10,10 @@ from hedgerow.cli import options
 from hedgerow.cli.command import Command
 from hedgerow.cli.show import exit_status, show
 from hedgerow.client import Client, Message, SyncStream
-from hedgerow.errors import HedgerowError, Unavailable
+from hedgerow.errors import HedgerowError, InvalidRequest, Unavailable
 
 PROMPT = "> "
-HELP = "Ctrl-C stops an answer, Ctrl-D or /exit ends, /new starts over"
+HELP = "Ctrl-C stops an answer, at the prompt it ends as Ctrl-D and /exit do; /new starts over"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,16 +56,14 @@ def _converse(client: Client, beginning: list[Message], args: argparse.Namespace
 
 
 def _next_question() -> str | None:
-    """The next line; None: the end. An interrupt at the prompt only clears the line."""
-    while True:
-        try:
-            line = input(PROMPT if sys.stdin.isatty() else "").strip()
-        except EOFError:
-            return None
-        except KeyboardInterrupt:
-            print(file=sys.stderr)
-            continue
-        return None if line in ("/exit", "/quit") else line
+    """The next line; None: the end. Raises InvalidRequest for bytes that are no text."""
+    try:
+        line = input(PROMPT if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+    except UnicodeDecodeError:
+        raise InvalidRequest("question", "standard input", "UTF-8 text") from None
+    return None if line in ("/exit", "/quit") else line
 
 
 def _answer(client: Client, messages: list[Message], args: argparse.Namespace) -> str | None:
@@ -74,6 +72,8 @@ def _answer(client: Client, messages: list[Message], args: argparse.Namespace) -
         with _ask(client, messages, args) as stream:
             return show(stream, as_json=args.json, runs=args.show_runs)
     except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
         print("\n(stopped)", file=sys.stderr)
     except Unavailable:
         raise

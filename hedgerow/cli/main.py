@@ -23,9 +23,8 @@ FAILED, REFUSED, NOBODY_THERE, INTERRUPTED = 1, 2, 3, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    args = _parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        return _run(argv)
     except BrokenPipeError:
         # Whoever read us (head, less) has enough; the interpreter's own flush at exit must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -33,8 +32,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Cancelled):
         print(file=sys.stderr)
         return INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    args = argparse.Namespace(address="")
+    try:
+        _parser().parse_args(argv, args)
+        return int(args.run(args))
     except HedgerowError as error:
-        return _explain(error, getattr(args, "address", ""))
+        if isinstance(error, Cancelled):
+            raise
+        return _explain(error, args.address)
+    finally:
+        sys.stdout.flush()  # here a closed pipe can still be told from a failure
 
 
 def _parser() -> argparse.ArgumentParser:
