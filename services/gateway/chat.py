@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hedgerow.errors import InvalidRequest, Unsupported
+from services.gateway.limits import TURN_TOKENS, brief
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import Chat, Message
 
@@ -48,15 +49,15 @@ def render(chat: Chat, tokenizer: Tokenizer, default_thinking: bool) -> list[int
 
 
 def size(chat: Chat) -> int:
-    """Bytes of everything that a user wrote."""
-    return sum(
-        len(text.encode())
+    """Bytes of everything that a user wrote, and one for each marker that every message and every call has."""
+    return len(chat.tools_json.encode()) + sum(
+        TURN_TOKENS + len(text.encode())
         for message in chat.messages
         for text in (
-            message.content, message.name, message.reasoning, message.tool_call_id,
-            *(call.id + call.arguments for call in message.tool_calls),
+            message.role + message.name + message.content + message.reasoning + message.tool_call_id,
+            *(call.id + call.name + call.arguments for call in message.tool_calls),
         )
-    )  # fmt: skip
+    )
 
 
 def _check(chat: Chat) -> None:
@@ -66,7 +67,7 @@ def _check(chat: Chat) -> None:
         raise InvalidRequest("chat.messages", [], "at least one message")
     for i, message in enumerate(chat.messages):
         if message.role not in ROLES:
-            raise InvalidRequest(f"chat.messages[{i}].role", message.role, f"one of {', '.join(ROLES)}")
+            raise InvalidRequest(f"chat.messages[{i}].role", brief(message.role), f"one of {', '.join(ROLES)}")
 
 
 def _parts(chat: Chat, default_thinking: bool) -> Iterator[str]:

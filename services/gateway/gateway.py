@@ -16,6 +16,7 @@ from hedgerow.rpc.logs import get_log
 from services.gateway import digest
 from services.gateway.config import GatewayConfig
 from services.gateway.endings import ALL, Endings
+from services.gateway.limits import KEY_BYTES, check_bytes
 from services.gateway.messages import Created, Stored
 from services.gateway.peers import LEASE_TTL, StorePeer, VerifierPeer
 from services.gateway.resolve import SEEDS, Limits, Resolved, Resolver, check_model, default_thinking
@@ -85,9 +86,17 @@ class Gateway:
             "tasks": len(asyncio.all_tasks()),
         }
 
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and output together, at most. Raises Unavailable while that is not known."""
+        return self._attached().context_length
+
     async def generate(self, asked: Generation, seconds_left: float | None) -> Stream:
         """Start a session, or join the one of the same idempotency key; the caller closes the stream.
 
+        The key's session is the same where prompt, sampling parameters and model are: the budget changes no token, so
+        another one joins, and gets the session as the first caller asked for it: its speed, its deadline, and
+        statistics only if that one wanted some.
         Raises InvalidRequest, Unsupported, Overloaded, Unavailable; AlreadyExists where the key's session is another.
         """
         model = self._attached()
@@ -100,7 +109,8 @@ class Gateway:
         return Stream(session, self._tokenizer.pieces, self.table.read, self.table.leave)
 
     async def cancel(self, session_id: str) -> bool:
-        """End a session wherever it runs; False: it had ended. Raises NotFound, Unavailable."""
+        """End a session wherever it runs; False: it had ended. Raises InvalidRequest, NotFound, Unavailable."""
+        check_bytes("session_id", session_id, KEY_BYTES)
         session = self.table.sessions.get(session_id)
         if session:
             return self.table.cancel(session)
@@ -110,11 +120,13 @@ class Gateway:
         return was_running
 
     async def session(self, session_id: str) -> Stored:
-        """What is recorded of a session, without its tokens. Raises NotFound, Unavailable."""
+        """What is recorded of a session, without its tokens. Raises InvalidRequest, NotFound, Unavailable."""
+        check_bytes("session_id", session_id, KEY_BYTES)
         return await self._store.get(session_id, from_offset=ALL)
 
     async def delete(self, session_id: str) -> bool:
-        """Cancel a session if it runs here, and remove it; False: there was none. Raises Unavailable."""
+        """Remove a session, cancelled first if it runs here; False: there was none. Raises InvalidRequest, Unavailable."""
+        check_bytes("session_id", session_id, KEY_BYTES)
         session = self.table.sessions.get(session_id)
         if session:
             self.table.cancel(session)
@@ -252,4 +264,4 @@ def _seed_of(session_id: str) -> int:
 def _check_same(there: Record, asked: Record) -> None:
     for field, name in (("prompt", "prompt"), ("requested", "sampling"), ("model", "model")):
         if getattr(there, field) != getattr(asked, field):
-            raise AlreadyExists("session under this idempotency_key, with another " + name, there.session_id)
+            raise AlreadyExists(f"idempotency_key of a session with another {name}: session", there.session_id)

@@ -15,17 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hedgerow.errors import InvalidRequest, Unsupported
-from services.gateway import chat
+from services.gateway import chat, limits
 from services.gateway.tokenizer import Tokenizer, read_json
 from services.gateway.types import Chat, Generation, Mode, Model, Prompt, Sampling, Speculation
 
-KEY_BYTES = 128
-STOPS, STOP_BYTES, STOP_TOKENS = 16, 256, 64
-BIASES, BIAS = 1024, 100.0
 SEEDS = 1 << 63
-DEADLINE_MS = 1 << 40  # 35 years
-# Text of this many bytes takes the tokenizer longer than the event loop should wait.
-INLINE_BYTES = 16_384
+# More than this takes the tokenizer, or the chat template, longer than the event loop should wait.
+INLINE_BYTES, INLINE_MESSAGES = 16_384, 128
 
 
 class Limits(NamedTuple):
@@ -73,24 +69,22 @@ class Resolver:
                 raise InvalidRequest("token_ids", max(ids), f"below the vocabulary's {model.vocab_size}")
         if not ids:
             raise InvalidRequest(_field(prompt), prompt, "at least one token")
-        if len(ids) >= model.context_length:
-            limit = f"below the model's context of {model.context_length}"
-            raise InvalidRequest(_field(prompt), f"{len(ids)} tokens", limit)
+        limits.check_tokens(_field(prompt), len(ids), model.context_length)
         return ids
 
     async def encode(self, prompt: str | Chat | None, most_bytes: int | None = None) -> list[int]:
         """The ids of text or messages. Raises InvalidRequest or Unsupported."""
         if prompt is None:
             raise InvalidRequest("prompt", None, "exactly one of text, token_ids and chat")
-        size = len(prompt.encode()) if isinstance(prompt, str) else chat.size(prompt)
         limit = self.limits.prompt_bytes if most_bytes is None else most_bytes
+        if _is_quick(prompt):
+            return self._encode_now(prompt, limit)
+        return await asyncio.to_thread(self._encode_now, prompt, limit)
+
+    def _encode_now(self, prompt: str | Chat, limit: int) -> list[int]:
+        size = len(prompt.encode()) if isinstance(prompt, str) else chat.size(prompt)
         if size > limit:
             raise InvalidRequest(_field(prompt), f"{size} bytes", f"at most {limit} bytes")
-        if size <= INLINE_BYTES:
-            return self._encode_now(prompt)
-        return await asyncio.to_thread(self._encode_now, prompt)
-
-    def _encode_now(self, prompt: str | Chat) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         return chat.render(prompt, self.tokenizer, self.default_thinking)
@@ -129,16 +123,18 @@ def default_thinking(folder: Path) -> bool:
 def check_model(name: str, model: Model) -> None:
     """Raises InvalidRequest unless `name` is the model's, or empty."""
     if name not in ("", model.name):
-        raise InvalidRequest("model", name, f"one of: {model.name}")
+        raise InvalidRequest("model", limits.brief(name), f"one of: {model.name}")
 
 
 def _check_envelope(asked: Generation) -> None:
-    for field in ("idempotency_key", "tenant"):
-        size = len(getattr(asked, field).encode())
-        if size > KEY_BYTES:
-            raise InvalidRequest(field, f"{size} bytes", f"at most {KEY_BYTES} bytes")
-    if asked.deadline_ms > DEADLINE_MS:
-        raise InvalidRequest("deadline_ms", asked.deadline_ms, f"at most {DEADLINE_MS}")
+    limits.check_bytes("idempotency_key", asked.idempotency_key, limits.KEY_BYTES)
+    limits.check_bytes("tenant", asked.tenant, limits.KEY_BYTES)
+    limits.check_bytes("trace.traceparent", asked.trace.traceparent, limits.TRACEPARENT)
+    limits.check_bytes("trace.tracestate", asked.trace.tracestate, limits.TRACESTATE)
+    if abs(asked.priority) > limits.PRIORITY:
+        raise InvalidRequest("priority", asked.priority, f"in [-{limits.PRIORITY}, {limits.PRIORITY}]")
+    if asked.deadline_ms > limits.DEADLINE_MS:
+        raise InvalidRequest("deadline_ms", asked.deadline_ms, f"at most {limits.DEADLINE_MS}")
     if asked.mode is Mode.BEST_EFFORT:
         raise Unsupported("mode", "BEST_EFFORT is not served yet; EXACT is")
     if asked.detach:
@@ -175,18 +171,16 @@ def _check_ranges(s: Sampling, vocab_size: int) -> None:
         raise InvalidRequest("sampling.top_p", s.top_p, "in (0, 1]")
     if s.seed is not None and s.seed >= SEEDS:
         raise InvalidRequest("sampling.seed", s.seed, f"below {SEEDS}")
-    _at_most("stop", len(s.stop), STOPS, "stop strings")
+    limits.check_lists(s)
     for i, stop in enumerate(s.stop):
-        if not 1 <= len(stop.encode()) <= STOP_BYTES:
-            raise InvalidRequest(f"sampling.stop[{i}]", stop, f"of 1 to {STOP_BYTES} bytes")
-    _at_most("stop_token_ids", len(s.stop_token_ids), STOP_TOKENS, "tokens")
-    _at_most("logit_bias", len(s.logit_bias), BIASES, "entries")
+        if not 1 <= len(stop.encode()) <= limits.STOP_BYTES:
+            raise InvalidRequest(f"sampling.stop[{i}]", limits.brief(stop), f"of 1 to {limits.STOP_BYTES} bytes")
     for field, tokens in (("stop_token_ids", s.stop_token_ids), ("logit_bias", s.logit_bias)):
         for token in tokens:
             if token >= vocab_size:
                 raise InvalidRequest(f"sampling.{field}", token, f"below the vocabulary's {vocab_size}")
     for token, bias in s.logit_bias.items():
-        _in_range(f"logit_bias[{token}]", bias, -BIAS, BIAS)
+        _in_range(f"logit_bias[{token}]", bias, -limits.BIAS, limits.BIAS)
 
 
 def _check_speculation(s: Speculation, model: Model) -> Speculation:
@@ -197,6 +191,13 @@ def _check_speculation(s: Speculation, model: Model) -> Speculation:
     return s
 
 
+def _is_quick(prompt: str | Chat) -> bool:
+    if isinstance(prompt, str):
+        return len(prompt) <= INLINE_BYTES and len(prompt.encode()) <= INLINE_BYTES
+    calls = sum(len(message.tool_calls) for message in prompt.messages[:INLINE_MESSAGES])
+    return len(prompt.messages) + calls <= INLINE_MESSAGES and chat.size(prompt) <= INLINE_BYTES
+
+
 def _field(prompt: Prompt | None) -> str:
     return {str: "text", tuple: "token_ids", Chat: "chat"}.get(type(prompt), "prompt")
 
@@ -204,11 +205,6 @@ def _field(prompt: Prompt | None) -> str:
 def _in_range(field: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:  # written so that NaN fails too
         raise InvalidRequest(f"sampling.{field}", value, f"in [{low:g}, {high:g}]")
-
-
-def _at_most(field: str, count: int, limit: int, what: str) -> None:
-    if count > limit:
-        raise InvalidRequest(f"sampling.{field}", f"{count} {what}", f"at most {limit} {what}")
 
 
 def _first(*values: Any) -> Any:

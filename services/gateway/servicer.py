@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
 
 from hedgerow.errors import Unsupported
 from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
-from services.gateway import convert
+from services.gateway import convert, limits
 from services.gateway.gateway import Gateway
+from services.gateway.resolve import INLINE_BYTES
 from services.gateway.types import Generation, Trace
 
 SERVICE = "hedgerow.v1.GatewayService"
 Context = grpc.aio.ServicerContext[Any, Any]
+Request = TypeVar("Request", pb.GenerateRequest, pb.TokenizeRequest)
+Asked = TypeVar("Asked")
 
 
 class GatewayServicer(GatewayServiceServicer):
@@ -28,7 +32,9 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """A call that breaks, or is left, closes the stream: that cancels the session within one step."""
-        stream = await self._gateway.generate(_traced(convert.generation(request), context), context.time_remaining())
+        limits.check_generate(request, self._gateway.context_length)
+        asked = _traced(await _converted(convert.generation, request), context)
+        stream = await self._gateway.generate(asked, context.time_remaining())
         with_steps = request.return_steps or request.return_trees
         try:
             async with aclosing(stream.events()) as events:
@@ -60,7 +66,8 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """What Generate would use."""
-        prompt = convert.prompt(request)
+        limits.check_chat(request, self._gateway.context_length)
+        prompt = await _converted(convert.prompt, request)
         assert not isinstance(prompt, tuple), "TokenizeRequest has no token ids"
         return pb.TokenizeResponse(tokens=await self._gateway.tokenize(request.model, prompt))
 
@@ -69,10 +76,17 @@ class GatewayServicer(GatewayServiceServicer):
         add_GatewayServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
 
+async def _converted(convert: Callable[[Request], Asked], request: Request) -> Asked:
+    """Off the event loop where it may take long."""
+    if request.ByteSize() <= INLINE_BYTES:
+        return convert(request)
+    return await asyncio.to_thread(convert, request)
+
+
 def _traced(asked: Generation, context: Context) -> Generation:
     """The trace context of the metadata, where the message has none."""
     if asked.trace.traceparent:
         return asked
     metadata = dict(context.invocation_metadata() or ())
-    trace = Trace(str(metadata.get("traceparent", "")), str(metadata.get("tracestate", "")))
-    return dataclasses.replace(asked, trace=trace) if trace.traceparent else asked
+    found = limits.known_trace(str(metadata.get("traceparent", "")), str(metadata.get("tracestate", "")))
+    return dataclasses.replace(asked, trace=Trace(*found)) if found[0] else asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, Chunk, Finished, Options
 from hedgerow.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound
 from hedgerow.v1 import gateway_pb2 as pb
+from hedgerow.v1.common_pb2 import TraceContext
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceStub
 from services.gateway import digest
 from services.gateway.tokenizer import Tokenizer
@@ -89,6 +91,37 @@ async def test_what_is_not_served_yet_says_so(stack: Stack) -> None:
         assert nothing.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+async def test_a_request_that_is_too_much_is_refused_and_no_other_stream_breaks(
+    stack: Stack, client: AsyncClient
+) -> None:
+    """A trace state of 67 MB broke the stream that all users share; a million empty messages froze it."""
+    stream = client.generate(PROMPT, **LONG)
+    await anext(stream)
+    refused: list[tuple[pb.GenerateRequest, str]] = [
+        (pb.GenerateRequest(text="x", trace=TraceContext(traceparent="a", tracestate="b" * 67_000_000)), "trace.trace"),
+        (pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user")] * 1_000_000)), "chat.messages"),
+        (pb.GenerateRequest(text="x", priority=1 << 30), "priority"),
+    ]
+    options = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(stack.address("gateway"), options=options) as channel:
+        for request, field in refused:
+            with pytest.raises(grpc.aio.AioRpcError, match=field) as error:
+                await GatewayServiceStub(channel).Generate(request).read()
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await stream.result()
+    assert stream.finished is not None
+    assert (stream.finished.reason, stream.finished.token_offset) == ("length", 400)
+
+
+async def test_a_key_joins_its_session_whatever_the_budget(client: AsyncClient) -> None:
+    """No token depends on it."""
+    options: Options = {**LONG, "max_tokens": 40, "idempotency_key": f"budget-{os.getpid()}"}
+    drafted = await client.complete(PROMPT, budget=8, **options)
+    plainly = await client.complete(PROMPT, budget=0, return_steps=True, **options)
+    assert (plainly.session_id, plainly.tokens) == (drafted.session_id, drafted.tokens)
+    assert plainly.steps == ()
+
+
 async def test_control_tokens_as_text_stay_text(client: AsyncClient, models: Models) -> None:
     tokenizer = Tokenizer.from_folder(models.target)
     ranks = tokenizer.vocab_size - 256
@@ -155,7 +188,7 @@ async def test_the_same_key_joins_a_running_session_and_replays_an_ended_one(sta
     assert joined.tokens[-len(rest.tokens) :] == rest.tokens
     assert (again.usage, again.finish_reason) == (joined.usage, "length")
     assert verifier_load(stack).tokens - before == 60, "it was generated once"
-    with pytest.raises(AlreadyExists, match="another prompt"):
+    with pytest.raises(AlreadyExists, match=f"another prompt: session '{first.session_id}' exists"):
         await client.complete(PROMPT + " ", **options)
     with pytest.raises(AlreadyExists, match="another sampling"):
         await client.complete(PROMPT, **{**options, "seed": 4})

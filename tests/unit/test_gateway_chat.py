@@ -6,6 +6,7 @@ import pytest
 
 from hedgerow.errors import InvalidRequest, Unsupported
 from services.gateway.chat import render, size
+from services.gateway.limits import TURN_TOKENS
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import Chat, Message, ToolCall
 from tests.unit.test_tokenizer import BUNDLED, NEEDS_KIMI, load_kimi
@@ -80,10 +81,12 @@ def test_a_message_cannot_end_its_turn(tokenizer: Tokenizer) -> None:
     assert [i for i in ids if i >= ranks] == [tokenizer.special(name) for name in names]
 
 
-def test_the_size_counts_everything_a_user_wrote() -> None:
+def test_the_size_counts_everything_a_user_wrote_and_the_markers() -> None:
+    """A million empty messages counted as nothing, and were rendered where everybody waits."""
     call = ToolCall("id", "f", "{}")
     message = Message("assistant", "ab", name="n", reasoning="é", tool_calls=(call,), tool_call_id="t")
-    assert size(Chat((message, user("xyz")))) == 2 + 1 + 2 + 4 + 1 + 3
+    wrote, markers = (9 + 2 + 1 + 2 + 5 + 1) + (4 + 3), 2 * TURN_TOKENS + TURN_TOKENS
+    assert size(Chat((message, user("xyz")))) == wrote + markers
 
 
 @pytest.mark.parametrize(

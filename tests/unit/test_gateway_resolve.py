@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from pathlib import Path
 
 import pytest
 
 from hedgerow.errors import HedgerowError, InvalidRequest, Unsupported
-from services.gateway.resolve import Limits, Resolver, default_thinking
+from services.gateway import chat
+from services.gateway.resolve import INLINE_MESSAGES, Limits, Resolver, default_thinking
 from services.gateway.tokenizer import Tokenizer
-from services.gateway.types import Chat, Fingerprint, Generation, Message, Mode, Model, Sampling, Speculation
+from services.gateway.types import Chat, Fingerprint, Generation, Message, Mode, Model, Sampling, Speculation, Trace
 from tests.unit.test_tokenizer import BUNDLED
 
 CONTEXT = 64
@@ -46,6 +48,12 @@ REFUSED = [
     (asked(idempotency_key="k" * 129), "idempotency_key"),
     (asked(tenant="t" * 129), "tenant"),
     (asked(deadline_ms=1 << 50), "deadline_ms"),
+    (asked(priority=101), "priority"),
+    (asked(priority=-(1 << 31)), "priority"),
+    (asked(trace=Trace("0" * 129)), "trace.traceparent"),
+    (asked(trace=Trace("", "a" * 40_000_000)), "trace.tracestate"),
+    (asked(model="m" * 1_000_000), "model"),
+    (asked(prompt=Chat((Message("r" * 300, "x"),))), "chat.messages[0].role"),
     (asked(speculation=Speculation(budget=64)), "speculation.budget"),
     (asked(speculation=Speculation(topk_cap=0)), "speculation.topk_cap"),
     (sampling(max_tokens=0), "sampling.max_tokens"),
@@ -67,6 +75,7 @@ REFUSED = [
     (sampling(stop=("x",) * 17), "sampling.stop"),
     (sampling(stop=("x", "")), "sampling.stop[1]"),
     (sampling(stop=("é" * 129,)), "sampling.stop[0]"),
+    (sampling(stop=("é" * 1_000_000,)), "sampling.stop[0]"),
     (sampling(stop_token_ids=(1,) * 65), "sampling.stop_token_ids"),
     (sampling(stop_token_ids=(4096,)), "sampling.stop_token_ids"),
     (sampling(logit_bias={4096: 1.0}), "sampling.logit_bias"),
@@ -140,6 +149,21 @@ async def test_a_long_text_is_refused_before_it_is_tokenized(resolver: Resolver)
     with pytest.raises(InvalidRequest) as refused:
         await resolver.resolve(asked(prompt="y" * (4 * longest + 1)), small)
     assert refused.value.limit == f"at most {4 * longest} bytes"
+
+
+@pytest.mark.parametrize(("messages", "elsewhere"), [(1, False), (INLINE_MESSAGES, False), (INLINE_MESSAGES + 1, True)])
+async def test_a_chat_of_many_empty_messages_is_not_rendered_where_everybody_waits(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch, messages: int, elsewhere: bool
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def render(*arguments: object) -> list[int]:
+        threads.append(threading.current_thread())
+        return [1]
+
+    monkeypatch.setattr(chat, "render", render)
+    assert await resolver.encode(Chat((Message("user"),) * messages), 10_000_000) == [1]
+    assert (threads[0] is not threading.current_thread()) is elsewhere
 
 
 def test_a_model_that_was_trained_without_thinking_says_so_in_its_folder(tmp_path: Path) -> None:
