@@ -9,6 +9,9 @@ from pathlib import Path
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.server import ServerConfig
 
+MOST_BUDGET = 4096
+"""No operator allows more, so no session anywhere was admitted with more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierServiceConfig(ServerConfig):
@@ -21,9 +24,12 @@ class VerifierServiceConfig(ServerConfig):
         default="", metadata={"max": 1024, "help": "the drafter's target layers, as 1,2,3; empty: the drafter is asked"}
     )
     default_budget: int = field(
-        default=8, metadata={"min": 0, "max": 4096, "help": "most nodes of a tree, for a request that does not say"}
+        default=8,
+        metadata={"min": 0, "max": MOST_BUDGET, "help": "most nodes of a tree, for a request that does not say"},
     )
-    max_budget: int = field(default=63, metadata={"min": 0, "max": 4096, "help": "the most that a request may ask for"})
+    max_budget: int = field(
+        default=63, metadata={"min": 0, "max": MOST_BUDGET, "help": "the most that a request may ask for"}
+    )
     max_sequences: int = field(default=32, metadata={"min": 1, "max": 65536, "help": "sequences in the running batch"})
     max_waiting: int = field(default=256, metadata={"min": 0, "max": 1 << 20, "help": "sequences behind it"})
     cache_pages: int | None = field(

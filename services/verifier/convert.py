@@ -26,6 +26,7 @@ from hedgerow.engine.verifier import EngineLoad, VerifierEngine
 from hedgerow.errors import HedgerowError, Internal, InvalidRequest, Unsupported
 from hedgerow.model.interface import Target
 from hedgerow.v1 import common_pb2, drafter_pb2, verifier_pb2
+from services.verifier.config import MOST_BUDGET
 from services.verifier.digest import digest_of
 
 # Fields that this version does not serve, and the values that mean "not asked for".
@@ -74,9 +75,9 @@ def _check_start(message: verifier_pb2.StartSequence, max_budget: int) -> None:
     if message.mode not in _EXACT:
         raise Unsupported("mode", f"{message.mode} is not served by this version; EXACT is")
     # One that goes on was admitted under another group's limit; its budget is cut, for no token depends on it.
-    is_new = message.epoch == message.attempt == 1
-    if is_new and message.speculation.budget > max_budget:
-        raise InvalidRequest("speculation.budget", message.speculation.budget, f"at most {max_budget}")
+    most = max_budget if message.epoch == message.attempt == 1 else MOST_BUDGET
+    if message.speculation.budget > most:
+        raise InvalidRequest("speculation.budget", message.speculation.budget, f"at most {most}")
     if message.digest:
         formed = digest_of(message.session_id, message.prompt, message.committed)
         if formed != message.digest:
