@@ -42,8 +42,13 @@ class Endings:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def remember(self, record: Record) -> None:
-        """The session has ended here, with an error, and the store may have it as running."""
+    def remember(self, record: Record, *, written: bool = True) -> None:
+        """The session has ended here, with an error, and the store has it as running.
+
+        Not `written`: nobody knows whether it has, and most likely not; such take half of the places at most.
+        """
+        if not written and len(self._waiting) >= self._limit // 2:
+            return
         self._waiting.setdefault(record.session_id, record.birth)
         if len(self._waiting) > self._limit:
             dropped = next(iter(self._waiting))

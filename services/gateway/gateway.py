@@ -125,7 +125,7 @@ class Gateway:
         return await self._store.get(session_id, from_offset=ALL)
 
     async def delete(self, session_id: str) -> bool:
-        """Remove a session, cancelled first if it runs here; False: there was none. Raises InvalidRequest, Unavailable."""
+        """Remove a session, ending it if it runs here; False: there was none. Raises InvalidRequest, Unavailable."""
         check_bytes("session_id", session_id, KEY_BYTES)
         session = self.table.sessions.get(session_id)
         if session:
@@ -213,7 +213,7 @@ class Gateway:
         try:
             return await self._store.create(record, digest.first(record.session_id, record.prompt))
         except Unavailable:
-            self._endings.remember(record)  # it may have been written all the same
+            self._endings.remember(record, written=False)  # though it may be
             raise
 
     async def _replay(self, session_id: str) -> Session:

@@ -251,7 +251,8 @@ class StorePeer:
                 passed = self._outbox.answered(self._unanswered[message.batch_id], convert.appended(message))
                 del self._unanswered[message.batch_id]
                 self._away_since = None
-                self._wake.set()
+                if self._outbox.due() is not None:
+                    self._wake.set()
                 appended(passed)
             raise Unavailable("kvstore", "it ended the stream")
         finally:

@@ -248,6 +248,21 @@ async def test_ends_that_wait_are_bounded_and_the_oldest_goes() -> None:
     assert [state.finish for state in store.states.values()] == [Finish.NONE, Finish.NONE, ERROR, ERROR, ERROR]
 
 
+async def test_creations_that_nobody_answered_leave_places_for_sessions_that_ran() -> None:
+    """While a store is away, every client's try is one of them."""
+    store = RecordedSessions()
+    endings = Endings(store, 4)
+    for i in range(9):
+        endings.remember(record(f"tried{i}"), written=False)
+    for i in range(2):
+        store.put(record(f"ran{i}"))
+        endings.remember(record(f"ran{i}"))
+    assert len(endings) == 4
+    await endings.record()
+    assert [state.finish for state in store.states.values()] == [ERROR, ERROR]
+    assert len(endings) == 0
+
+
 async def test_a_periodic_task_that_fails_is_done_again(caplog: pytest.LogCaptureFixture) -> None:
     """One session's fault in a sweep ended the process, and all sessions with it."""
     done = 0
