@@ -7,6 +7,7 @@ Exit status: 0 done, 1 an error, 2 a request that is not allowed (and wrong usag
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     args = argparse.Namespace(address="")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model's text may not be of the terminal's alphabet
     try:
         _parser().parse_args(argv, args)
         return int(args.run(args))

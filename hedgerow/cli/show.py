@@ -56,11 +56,12 @@ def _marked(text: str, colour: str, *, coloured: bool) -> str:
 
 def _show_json(stream: SyncStream, out: TextIO) -> str:
     text: list[str] = []
+    ascii_only = not (getattr(out, "encoding", None) or "utf-8").lower().startswith("utf")
     for event in stream.events():
         kind = {Started: "started", Chunk: "chunk", Finished: "finished"}[type(event)]
         if isinstance(event, Chunk):
             text.append(event.text)
-        out.write(json.dumps({"event": kind, **plain(asdict(event))}, ensure_ascii=False) + "\n")
+        out.write(json.dumps({"event": kind, **plain(asdict(event))}, ensure_ascii=ascii_only) + "\n")
         out.flush()
     return "".join(text)
 

@@ -24,6 +24,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 MESSAGE_LIMIT, VALUE_LIMIT = 1024, 256
 # What grpc.aio says, with the code INTERNAL, of a call that ended while a message was being written to it.
 WRITE_MET_END = "Internal error from Core"
+TOO_LARGE = "message larger than max"
 
 # First row of a code is what a bare code means when its sender was not ours.
 TABLE: tuple[tuple[grpc.StatusCode, type[HedgerowError]], ...] = (
@@ -117,6 +118,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> HedgerowError:
     kind = KIND_OF_CODE.get(error.code(), errors.Internal)
     if error.details() == WRITE_MET_END:
         kind = errors.Unavailable
+    if TOO_LARGE in (error.details() or ""):  # no overload: it will not fit later either
+        kind = errors.Internal
     retry_after = 1.0 if issubclass(kind, errors.Unavailable | errors.Overloaded) else None
     return _build(kind, error.details() or error.code().name, {}, retry_after)
 

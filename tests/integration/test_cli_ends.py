@@ -120,6 +120,20 @@ def test_output_that_nobody_reads_is_no_error(arguments: Sequence[str]) -> None:
             assert process.wait(30) == 0
 
 
+@pytest.mark.parametrize(("options", "shown"), [((), "caf\\xe9\n"), (("--json",), r"caf\u00e9")], ids=["text", "json"])
+def test_a_terminal_that_lacks_a_letter_is_shown_its_code(options: Sequence[str], shown: str) -> None:
+    """It was a traceback of UnicodeEncodeError, and the end of the answer."""
+    script = [started(), chunk(0, [1], "café"), finished("LENGTH", 1)]
+    narrow = "sys.stdout.reconfigure(encoding='ascii', errors='strict')"
+    with (
+        served(script) as (server, _),
+        command("generate", "x", *options, "--address", server.address, prelude=narrow) as process,
+    ):
+        out, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (0, "")
+    assert shown in out
+
+
 def up(tiny: Models, data: Path, *more: str) -> list[str]:
     return [
         "up", "--model", str(tiny.target), "--no-drafter", "--listen", "127.0.0.1:0", "--data", str(data), *more,

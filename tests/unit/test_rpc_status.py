@@ -113,3 +113,13 @@ def test_call_that_broke_while_it_was_written_is_unavailable() -> None:
     error = status.from_rpc_error(rpc_error(grpc.StatusCode.INTERNAL, "Internal error from Core"))
     assert type(error) is errors.Unavailable
     assert error.retry_after == 1.0
+
+
+def test_message_that_a_peer_does_not_take_is_no_overload() -> None:
+    """gRPC says RESOURCE_EXHAUSTED, and callers were told to try again in a second."""
+    text = "SERVER: Received message larger than max (5000005 vs. 4194304)"
+    error = status.from_rpc_error(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
+    assert type(error) is errors.Internal
+    assert error.retry_after is None
+    busy = status.from_rpc_error(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!"))
+    assert type(busy) is errors.Overloaded
