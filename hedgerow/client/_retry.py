@@ -25,8 +25,9 @@ class Retry:
         if not isinstance(self.attempts, int) or self.attempts < 1:
             raise InvalidRequest("attempts", self.attempts, "a whole number of at least 1")
         for name in ("first_delay", "last_delay"):
-            if getattr(self, name) != 0:
-                seconds(name, getattr(self, name))
+            delay = getattr(self, name)
+            if not (isinstance(delay, int | float) and delay == 0):
+                seconds(name, delay)
 
     @classmethod
     def never(cls) -> Retry:

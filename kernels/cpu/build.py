@@ -70,7 +70,7 @@ def build(
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-") as room:
+        with alone(folder), room_in(folder) as room:
             if not is_whole(path):  # nobody has built it meanwhile
                 fresh = Path(room) / path.name
                 compile_all(found, flags, fresh)
@@ -88,6 +88,13 @@ def alone(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def room_in(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder to build in. Those of processes that ended while they built are removed: this one is alone here."""
+    for left in folder.glob("building-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return tempfile.TemporaryDirectory(dir=folder, prefix="building-")
 
 
 def find_compiler(name: str | None = None) -> str:

@@ -189,6 +189,14 @@ def test_of_two_processes_one_builds_and_the_other_waits(tmp_path: Path) -> None
     assert runs(tmp_path) == 4, "three times --version, one build"
 
 
+def test_a_build_that_was_broken_off_leaves_nothing_for_long(tmp_path: Path) -> None:
+    """A service that is told to stop while it builds ends at once, and its folder stays."""
+    (tmp_path / "builds" / "building-x").mkdir(parents=True)
+    (tmp_path / "builds" / "building-x" / "half.so").touch()
+    path = build(tmp_path / "builds", compiler=script(tmp_path, COUNTING), isa="avx2")
+    assert not list(path.parent.glob("building-*"))
+
+
 def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.so"
     path.write_text("library")
