@@ -98,7 +98,7 @@ async def test_a_request_that_is_too_much_is_refused_and_no_other_stream_breaks(
     stream = client.generate(PROMPT, **LONG)
     await anext(stream)
     refused: list[tuple[pb.GenerateRequest, str]] = [
-        (pb.GenerateRequest(text="x", trace=TraceContext(traceparent="a", tracestate="b" * 67_000_000)), "trace.trace"),
+        (pb.GenerateRequest(text="x", trace=TraceContext(traceparent="a", tracestate="b" * 7_000_000)), "trace.trace"),
         (pb.GenerateRequest(chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user")] * 1_000_000)), "chat.messages"),
         (pb.GenerateRequest(text="x", priority=1 << 30), "priority"),
     ]
@@ -108,6 +108,11 @@ async def test_a_request_that_is_too_much_is_refused_and_no_other_stream_breaks(
             with pytest.raises(grpc.aio.AioRpcError, match=field) as error:
                 await GatewayServiceStub(channel).Generate(request).read()
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        huge = pb.GenerateRequest(text="x", trace=TraceContext(traceparent="a", tracestate="b" * 67_000_000))
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
+            await GatewayServiceStub(channel).Generate(huge).read()
+    with pytest.raises(InvalidRequest, match="request: '30000"):
+        await client.complete("x" * 30_000_000)
     await stream.result()
     assert stream.finished is not None
     assert (stream.finished.reason, stream.finished.token_offset) == ("length", 400)
