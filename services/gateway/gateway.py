@@ -136,7 +136,7 @@ class Gateway:
                 await ended.wait()
                 ended.clear()
             self.table.leave(reader)
-        return await self._store.delete(session_id)
+        return await self._store.delete(session_id, session.record.birth if session else b"")
 
     def models(self) -> Sequence[tuple[Model, bool]]:
         """What is served, and whether it is ready."""

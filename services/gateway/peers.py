@@ -227,9 +227,11 @@ class StorePeer:
         answer: kv.CloseSessionResponse = await self._ask(self._stub.CloseSession(request, timeout=self._patience))
         return convert.state(answer.state)
 
-    async def delete(self, session_id: str) -> bool:
-        """Remove a session; False: there was none. Raises Unavailable."""
-        request = kv.KvStoreServiceDeleteSessionRequest(session_id=session_id)
+    async def delete(self, session_id: str, birth: bytes) -> bool:
+        """Remove a session; False: there was none. Who knows its `birth` leaves a tombstone also where the store has
+        forgotten it. Raises Unavailable.
+        """
+        request = kv.KvStoreServiceDeleteSessionRequest(session_id=session_id, birth=birth)
         call = self._stub.DeleteSession(request, timeout=self._patience)
         answer: kv.KvStoreServiceDeleteSessionResponse = await self._ask(call)
         return answer.existed

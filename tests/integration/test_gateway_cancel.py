@@ -15,10 +15,12 @@ from typing import Any
 
 import grpc.aio
 import pytest
+import redis
 from grpc.aio import EOF
 
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, Options, Stream
+from hedgerow.errors import HedgerowError, SessionDeleted
 from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceStub
 from services.gateway import digest
@@ -131,6 +133,21 @@ async def test_a_session_is_deleted_while_it_runs(client: AsyncClient) -> None:
     await stream.result()
     assert stream.finished is not None
     assert stream.finished.reason == "cancelled"
+
+
+async def test_a_deletion_by_the_owner_holds_where_the_store_had_forgotten_the_session(
+    stack: Stack, client: AsyncClient
+) -> None:
+    """A store leaves no tombstone of what it never heard of; the owner says that the session is real."""
+    stream = await begun(client, 2)
+    with redis.Redis.from_url(stack.redis_url) as store:
+        store.delete(*store.keys(f"*{stream.session_id}*"))
+        await client.delete_session(stream.session_id)
+        with contextlib.suppress(HedgerowError):
+            await stream.result()
+        with pytest.raises(SessionDeleted):
+            await client.get_session(stream.session_id)
+        assert store.keys(f"*{stream.session_id}*") == [f"hedgerow:{{{stream.session_id}}}:mark".encode()]
 
 
 @pytest.fixture
