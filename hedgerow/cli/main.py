@@ -19,6 +19,7 @@ from hedgerow.client import Client
 from hedgerow.errors import Cancelled, HedgerowError, InvalidRequest, NotFound, Unavailable, Unsupported
 
 ADDRESS, ADDRESS_VARIABLE = "localhost:7411", "HEDGEROW_ADDRESS"
+NOT_REACHED = ("failed to connect", "errors resolving")  # gRPC's words; a call that breaks later has others
 FAILED, REFUSED, NOBODY_THERE, INTERRUPTED = 1, 2, 3, 130
 
 
@@ -80,7 +81,8 @@ def _with_client(command: Command) -> Callable[[argparse.Namespace], int]:
 
 
 def _explain(error: HedgerowError, address: str) -> int:
-    if isinstance(error, Unavailable) and "reason" not in error.metadata:
+    reached = "reason" in error.metadata or not any(words in error.message for words in NOT_REACHED)
+    if isinstance(error, Unavailable) and not reached:
         print(
             f"hedgerow: nothing answers at {address}. Start a stack with `hedgerow up`, or name another gateway with "
             f"--address or {ADDRESS_VARIABLE}.",

@@ -160,6 +160,20 @@ def test_exit_status_tells_what_went_wrong(capsys: pytest.CaptureFixture[str]) -
         assert run(server, "generate", "--file", "/nowhere") == REFUSED
 
 
+def test_an_answer_that_breaks_off_is_not_called_a_gateway_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After half an answer it advised to start a stack."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise Unavailable("gateway at localhost:7411", "Socket closed", 0.0)
+
+    monkeypatch.setattr("hedgerow.cli.generate.show", broken)
+    with served(WHOLE) as (server, _):
+        assert run(server, "generate", "x") == FAILED
+    assert capsys.readouterr().err == "hedgerow: gateway at localhost:7411 is unavailable: Socket closed\n"
+
+
 def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
