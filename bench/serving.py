@@ -2,8 +2,9 @@
 
     python -m bench.serving speed      tok/s of fixed budgets against plain, interleaved, one stream
     python -m bench.serving length     tok/s of 1,000-token outputs against 100-token ones
+    python -m bench.serving streams    tok/s of eight streams together against one
     python -m bench.serving overhead   from a step's end in the verifier to the client's receipt, 1 and 32 streams
-    python -m bench.serving all        these three; start-up time is always printed
+    python -m bench.serving all        these four; start-up time is always printed
 
 Results go to bench/results/serving-<part>.json with commit and machine.
 """
@@ -17,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,32 @@ async def length(client: AsyncClient, prompts: Sequence[str], args: argparse.Nam
     return out
 
 
+def together(streams: Sequence[Stream]) -> float:
+    """Tokens a second of all streams while all of them decode: after the last one's first chunk, until one ends."""
+    begin, end = max(stream.moments[0] for stream in streams), min(stream.moments[-1] for stream in streams)
+    tokens = sum(
+        n for stream in streams for t, n in zip(stream.moments, stream.counts, strict=True) if begin < t <= end
+    )
+    return tokens / (end - begin)
+
+
+async def streams(client: AsyncClient, prompts: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Eight streams against one, in turns."""
+    out = {}
+    for budget in (0, args.budget):
+        rates: dict[int, list[float]] = {1: [], 8: []}
+        for first in range(3):
+            for count in rates:
+                chosen = prompts[8 * first : 8 * first + count]
+                done = await asyncio.gather(*(generate(client, text, 4 * args.tokens, budget) for text in chosen))
+                rates[count].append(together(done))
+        ratio = statistics.median(eight / one for one, eight in zip(rates[1], rates[8], strict=True))
+        figures = {str(count): round(statistics.median(some), 1) for count, some in rates.items()}
+        out[str(budget)] = {"tok_s": figures, "ratio": round(ratio, 3)}
+        print(f"budget {budget:2}: 8 streams together make {ratio:.2f} x the tok/s of one: {figures}", flush=True)
+    return out
+
+
 async def overhead(
     client: AsyncClient, prompts: Sequence[str], args: argparse.Namespace, stack: Stack
 ) -> dict[str, Any]:
@@ -112,11 +139,22 @@ async def overhead(
     return out
 
 
+Part = Callable[[AsyncClient, Sequence[str], argparse.Namespace], Awaitable[dict[str, Any]]]
+# The one without a function looks into the services as well.
+PARTS: dict[str, Part | None] = {"speed": speed, "length": length, "streams": streams, "overhead": None}
+
+
 @contextmanager
 def running(args: argparse.Namespace) -> Iterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as data:
+        engine = {"ENGINE": args.engine}
         config = StackConfig(
-            find_checkout(), args.model.resolve(), Path(data), args.drafter.resolve(), budget=args.budget
+            find_checkout(),
+            args.model.resolve(),
+            Path(data),
+            args.drafter.resolve(),
+            budget=args.budget,
+            settings={"verifier": engine, "drafter": engine},
         )
         began = time.perf_counter()
         with Stack(config) as stack:
@@ -129,21 +167,18 @@ async def measure(stack: Stack, args: argparse.Namespace) -> None:
     prompts = [json.loads(line)["prompt"] for line in args.heads.read_text().splitlines()]
     async with AsyncClient(stack.address("gateway")) as client:
         await generate(client, prompts[0], 32, args.budget)  # warms every path
-        parts = ("speed", "length", "overhead") if args.part == "all" else (args.part,)
-        for part in parts:
-            if part == "speed":
-                figures = await speed(client, prompts, args)
-            elif part == "length":
-                figures = await length(client, prompts, args)
-            else:
-                figures = await overhead(client, prompts, args, stack)
-            result = {"machine": machine(), "startup_s": args.startup_s, part: figures}
-            (RESULTS / f"serving-{part}.json").write_text(json.dumps(result, indent=1) + "\n")
+        parts = PARTS if args.part == "all" else {args.part: PARTS[args.part]}
+        for name, part in parts.items():
+            figures = await (overhead(client, prompts, args, stack) if part is None else part(client, prompts, args))
+            result = {"machine": machine(), "engine": args.engine, "startup_s": args.startup_s, name: figures}
+            suffix = "" if args.engine == "auto" else f"-{args.engine}"
+            (RESULTS / f"serving-{name}{suffix}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.serving", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("part", nargs="?", default="all", choices=("speed", "length", "overhead", "all"))
+    parser.add_argument("part", nargs="?", default="all", choices=(*PARTS, "all"))
+    parser.add_argument("--engine", choices=("auto", "compiled", "torch"), default="auto", help="of both models")
     parser.add_argument("--model", type=Path, default=Path("models/sapling"))
     parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
