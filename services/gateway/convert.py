@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
-
-from google.protobuf.message import Message as Protobuf
+from collections.abc import Iterable
+from typing import Any
 
 from hedgerow import errors
 from hedgerow.errors import HedgerowError
@@ -17,6 +15,7 @@ from hedgerow.v1 import kvstore_pb2 as kv
 from hedgerow.v1 import verifier_pb2 as engine
 from services.gateway import messages as m
 from services.gateway import stream, types
+from services.gateway.fields import known, optional, row
 from services.gateway.outgoing import Told
 
 SCALARS = (
@@ -24,7 +23,6 @@ SCALARS = (
     "presence_penalty", "repetition_penalty", "ignore_eos", "n", "logprobs", "top_logprobs", "sample_index",
 )  # fmt: skip
 LISTS = ("stop", "stop_token_ids", "bad_words")
-Row = TypeVar("Row")
 
 # ---- from clients
 
@@ -35,7 +33,7 @@ def generation(r: public.GenerateRequest) -> types.Generation:
         r.model,
         prompt(r),
         sampling(r.sampling),
-        types.Speculation(_optional(r.speculation, "budget"), _optional(r.speculation, "topk_cap")),
+        types.Speculation(optional(r.speculation, "budget"), optional(r.speculation, "topk_cap")),
         _mode(int(r.mode)),
         r.idempotency_key, r.priority, r.tenant, r.deadline_ms,
         types.Trace(r.trace.traceparent, r.trace.tracestate),
@@ -77,7 +75,7 @@ def _chat(c: public.ChatPrompt) -> types.Chat:
         )
         for message in c.messages
     )  # fmt: skip
-    return types.Chat(messages, c.tools_json, _optional(c, "thinking"), _optional(c, "preserve_thinking"))
+    return types.Chat(messages, c.tools_json, optional(c, "thinking"), optional(c, "preserve_thinking"))
 
 
 # ---- to clients
@@ -154,7 +152,7 @@ def usage_pb(u: m.Usage) -> common.Usage:
 def described(d: engine.DescribeResponse) -> types.Model:
     """What a verifier serves."""
     return types.Model(
-        d.model, _row(types.Fingerprint, d.fingerprint), d.vocab_size, d.context_length, d.max_budget,
+        d.model, row(types.Fingerprint, d.fingerprint), d.vocab_size, d.context_length, d.max_budget,
         d.default_budget, frozenset(d.eos_token_ids), sampling(d.default_sampling),
     )  # fmt: skip
 
@@ -181,15 +179,15 @@ def step(message: engine.AttachResponse) -> tuple[list[m.Update], m.Timings]:
     updates = [
         m.Update(
             u.session_id, u.epoch, u.attempt, u.offset, u.tokens[:],
-            types.Finish.ERROR if u.HasField("error") else types.Finish(u.finish_reason), u.matched_stop,
-            _optional(u, "matched_token"), _row(m.Usage, u.usage) if u.HasField("usage") else None,
+            types.Finish.ERROR if u.HasField("error") else known(types.Finish, u.finish_reason), u.matched_stop,
+            optional(u, "matched_token"), row(m.Usage, u.usage) if u.HasField("usage") else None,
             stats(u.stats) if u.HasField("stats") else None,
-            _row(m.Timings, u.timings) if u.HasField("timings") else None,
+            row(m.Timings, u.timings) if u.HasField("timings") else None,
             sequence_error(u.error) if u.HasField("error") else None,
         )
         for u in message.updates
     ]  # fmt: skip
-    return updates, _row(m.Timings, message.timings)
+    return updates, row(m.Timings, message.timings)
 
 
 def stats(s: common.StepStats) -> m.StepStats:
@@ -228,8 +226,8 @@ def stored(r: kv.KvStoreServiceGetSessionResponse) -> m.Stored:
     p = r.record
     record = types.Record(
         p.session_id, p.birth, p.model, p.tenant, tuple(p.prompt), sampling(p.requested), sampling(p.resolved),
-        types.Speculation(_optional(p.speculation, "budget"), _optional(p.speculation, "topk_cap")),
-        _row(types.Fingerprint, p.fingerprint), types.Mode(p.mode), p.created_unix_ms,
+        types.Speculation(optional(p.speculation, "budget"), optional(p.speculation, "topk_cap")),
+        row(types.Fingerprint, p.fingerprint), known(types.Mode, p.mode), p.created_unix_ms,
     )  # fmt: skip
     return m.Stored(record, state(r.state), r.tokens[:])
 
@@ -262,15 +260,15 @@ def _entry(e: m.Append, owner: bytes) -> kv.AppendEntry:
 
 def appended(r: kv.AppendResponse) -> list[m.Appended]:
     """The answers of one message."""
-    return [m.Appended(a.session_id, m.AppendStatus(a.status), state(a.state)) for a in r.results]
+    return [m.Appended(a.session_id, known(m.AppendStatus, a.status), state(a.state)) for a in r.results]
 
 
 def state(s: kv.SessionState) -> m.State:
     """What the store holds of a session."""
-    usage = _row(m.Usage, s.usage) if s.finish_reason else m.Usage()
+    usage = row(m.Usage, s.usage) if s.finish_reason else m.Usage()
     return m.State(
-        s.epoch, s.owner, s.length, s.digest, types.Finish(s.finish_reason), usage, s.cancel_marked, s.matched_stop,
-        _optional(s, "matched_token"),
+        s.epoch, s.owner, s.length, s.digest, known(types.Finish, s.finish_reason), usage, s.cancel_marked,
+        s.matched_stop, optional(s, "matched_token"),
     )  # fmt: skip
 
 
@@ -280,16 +278,6 @@ def state(s: kv.SessionState) -> m.State:
 def _number(value: enum.IntEnum) -> Any:
     """An enum's number, in the type that the generated code wants."""
     return int(value)
-
-
-def _optional(message: Any, name: str) -> Any:
-    return getattr(message, name) if message.HasField(name) else None
-
-
-def _row(kind: type[Row], message: Protobuf) -> Row:
-    """A NamedTuple whose fields are named as the message's."""
-    names: Sequence[str] = kind._fields  # type: ignore[attr-defined]
-    return kind(*[getattr(message, name) for name in names])
 
 
 def _speculation_pb(s: types.Speculation) -> common.SpeculationParams:

@@ -34,7 +34,8 @@ class StepLoop:
 
     async def run(self) -> None:
         """Until cancelled. Raises Internal when a step failed, once its updates are delivered."""
-        with computing_thread("verify") as worker:
+        worker = computing_thread("verify")
+        try:
             while True:
                 self._began = time.monotonic()
                 result = await step(self._engine, self._drafter, worker)
@@ -47,6 +48,9 @@ class StepLoop:
                     raise Internal(f"step {result.step_id} failed")
                 # The messages leave before the next step's forward pass competes for the cores.
                 await asyncio.sleep(0)
+        finally:
+            # Not awaited: a step that hangs would keep the process.
+            worker.shutdown(wait=False, cancel_futures=True)
 
     async def _sleep(self) -> None:
         """Until somebody wakes the loop, or a deadline passes."""

@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from hedgerow.errors import HedgerowError, NotFound, Unavailable
+from hedgerow.errors import HedgerowError, InvariantViolation, NotFound, Unavailable
 from hedgerow.rpc.interceptors import StatusInterceptor
 from hedgerow.v1 import kvstore_pb2 as kv
 from hedgerow.v1 import verifier_pb2 as engine
@@ -242,6 +242,18 @@ async def test_an_update_with_an_error_has_it() -> None:
         told = watch.steps[0][0]
         assert (told.error.reason, told.error.message, told.error.retry_after) == ("OVERLOADED", "full", 0.25)
         assert told.error.metadata == {"queued": "9"}
+
+
+async def test_a_finish_reason_of_another_version_breaks_the_stream_and_not_the_gateway() -> None:
+    verifier = BreakingVerifier()
+    async with verifier_peer(verifier) as (peer, watch):
+        await watch.until(lambda: peer.attached)
+        update = engine.SequenceUpdate(session_id="s1", epoch=1, attempt=1, finish_reason=99)  # type: ignore[arg-type]
+        verifier.answers.put_nowait(engine.AttachResponse(updates=[update]))
+        await watch.until(lambda: watch.lost)
+        assert isinstance(watch.lost[0], InvariantViolation)
+        assert "Finish 99" in watch.lost[0].message
+        await watch.until(lambda: peer.attached)
 
 
 async def test_appends_without_an_answer_are_sent_again_in_order() -> None:
