@@ -2,9 +2,10 @@
 
     python -m bench.step --sequences 1 8 --budgets 0 8 16
 
-One line a combination: medians over steps in which every sequence decodes, in milliseconds. `rest` is planning, the
-draft message, tree checks, draws, walks, cache moves and updates. From 300 steps on, the first and the last tenth are
-shown apart: nothing but attention may grow with the length.
+First the rate of a prompt of 512 tokens in chunks of 256. Then one line a combination: medians over steps in which
+every sequence decodes, in milliseconds. `rest` is planning, the draft message, tree checks, draws, walks, cache moves
+and updates. From 300 steps on, the first and the last tenth are shown apart: nothing but attention may grow with the
+length.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from hedgerow.engine.config import EngineConfig  # noqa: E402
 from hedgerow.engine.step import step  # noqa: E402
 from hedgerow.engine.types import Sampling  # noqa: E402
 from hedgerow.engine.verifier import VerifierEngine  # noqa: E402
+from hedgerow.model.batch import SequenceRows  # noqa: E402
 
 PROMPT = 64  # tokens, the end of a head
+PREFILL, CHUNK = 512, 256
 SETTINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95)}
 
 
@@ -70,6 +73,20 @@ async def measure(subjects: Subjects, sampling: Sampling, sequences: int, budget
     return samples
 
 
+def prefill(subjects: Subjects, repeats: int = 7) -> dict[str, float]:
+    """Tokens a second of a prompt of PREFILL tokens in chunks of CHUNK, the last one with logits: median and best."""
+    tokens = [token for prompt in subjects.prompts[:8] for token in prompt][:PREFILL]
+    pages, rates = range(PREFILL // 64), list[float]()
+    for _ in range(repeats):
+        cache, begun = subjects.model.new_cache(len(pages)), time.perf_counter()
+        for first in range(0, PREFILL, CHUNK):
+            wanted = [CHUNK - 1] if first + CHUNK == PREFILL else []
+            rows = SequenceRows(first, pages, tokens[first : first + CHUNK], range(-1, CHUNK - 1), wanted)
+            subjects.model.forward([rows], cache)
+        rates.append(PREFILL / (time.perf_counter() - begun))
+    return {"prefill_tokens_per_second": round(statistics.median(rates)), "best": round(max(rates))}
+
+
 def line(samples: Sequence[Sample]) -> dict[str, float]:
     """Medians in ms, and tokens a second over all of the samples."""
 
@@ -98,8 +115,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
-    subjects = Subjects.tiny() if args.tiny else Subjects.read(args.model, args.drafter, args.heads, most_tokens=1024)
+    if args.tiny:
+        subjects = Subjects.tiny()
+    else:
+        subjects = Subjects.read(args.model, args.drafter, args.heads, most_tokens=1024, threads=args.threads)
     print(json.dumps(subjects.identity | machine() | {"threads": args.threads}))
+    print(json.dumps(prefill(subjects)), flush=True)
     for name, base in SETTINGS.items():
         for sequences in args.sequences:
             for budget in args.budgets:

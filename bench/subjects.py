@@ -38,10 +38,12 @@ class Subjects:
     eos: frozenset[int]
 
     @classmethod
-    def read(cls, target: Path, drafter: Path, heads: Path, most_tokens: int, engine: Engine = "auto") -> Subjects:
+    def read(
+        cls, target: Path, drafter: Path, heads: Path, most_tokens: int, engine: Engine = "auto", threads: int = 1
+    ) -> Subjects:
         """The checkpoints in their folders, and the prompts of a jsonl file, cut at the front to `most_tokens`."""
-        draft_model = load_drafter(drafter, target, engine)
-        model = load_target(target, draft_model.feature_layers, engine)
+        draft_model = load_drafter(drafter, target, engine, threads)
+        model = load_target(target, draft_model.feature_layers, engine, threads)
         tokenizer = Tokenizer.from_folder(target)
         texts = [json.loads(line)["prompt"] for line in heads.read_text(encoding="utf-8").splitlines()]
         prompts = [tokenizer.encode(text)[-most_tokens:] for text in texts]
