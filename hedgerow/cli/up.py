@@ -20,6 +20,7 @@ from hedgerow.errors import HedgerowError, InvalidRequest
 BUNDLED = Path("models") / "sapling"
 SERVICES = ("gateway", "drafter", "verifier", "kvstore")
 PREFIX = "HEDGEROW_"
+ADDRESSES = ("LISTEN", "ADMIN_LISTEN", "VERIFIER", "DRAFTER", "KVSTORE")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
 MAX_BUDGET = 63  # the verifier's default
@@ -108,6 +109,8 @@ def _settings(given: Sequence[str]) -> dict[str, dict[str, str]]:
         service, dot, field = name.partition(".")
         if not (equals and dot and field and service in SERVICES):
             raise InvalidRequest("--set", text, f"SERVICE.FIELD=VALUE, where SERVICE is one of {', '.join(SERVICES)}")
+        if field.upper() in ADDRESSES:
+            raise InvalidRequest("--set", text, "no address: the services find each other by theirs; see --listen")
         chosen.setdefault(service, {})[field.upper()] = value
     return chosen
 

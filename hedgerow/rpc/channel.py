@@ -34,6 +34,8 @@ def _options(limit: int, keepalive: float, timeout: float, max_backoff: float) -
         ("grpc.max_receive_message_length", limit),
         ("grpc.keepalive_time_ms", int(keepalive * 1000)),
         ("grpc.keepalive_timeout_ms", int(timeout * 1000)),
+        # What ends the call in fact: with the keep-alive timeout alone gRPC Core 1.84 waits for ever.
+        ("grpc.http2.ping_timeout_ms", int(timeout * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),

@@ -139,6 +139,7 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         # Find clients that vanished without a FIN within 30 s.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),  # see channel.py
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # What clients may send: `grpc.http2.min_recv_ping_interval_without_data_ms`, often seen, does not exist in

@@ -20,8 +20,9 @@ from hedgerow.rpc.server import serve
 from hedgerow.rpc.work import run_service, serve_while
 from services.gateway.config import GatewayConfig
 from services.gateway.gateway import ID_BYTES, Gateway
-from services.gateway.peers import StorePeer, VerifierPeer
+from services.gateway.peers import VerifierPeer
 from services.gateway.servicer import SERVICE, GatewayServicer
+from services.gateway.store_peer import StorePeer
 from services.gateway.tokenizer import Tokenizer
 
 NOT_REACHED = "not reached yet"

@@ -18,9 +18,10 @@ from services.gateway.config import GatewayConfig
 from services.gateway.endings import ALL, Endings
 from services.gateway.limits import KEY_BYTES, check_bytes
 from services.gateway.messages import Created, Stored
-from services.gateway.peers import LEASE_TTL, StorePeer, VerifierPeer
+from services.gateway.peers import VerifierPeer
 from services.gateway.resolve import SEEDS, Limits, Resolved, Resolver, check_model, default_thinking
 from services.gateway.session import Options, Session
+from services.gateway.store_peer import LEASE_TTL, StorePeer
 from services.gateway.stream import Stream
 from services.gateway.table import SessionTable
 from services.gateway.tokenizer import Tokenizer

@@ -11,7 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hedgerow.errors import Fenced, HedgerowError, InvariantViolation, LostSuffix, Overloaded, Unavailable
+from hedgerow.errors import (
+    Fenced,
+    HedgerowError,
+    InvariantViolation,
+    LostSuffix,
+    Overloaded,
+    SessionDeleted,
+    Unavailable,
+)
 from services.gateway.messages import Append, Appended, AppendStatus, Start, State, Timings, Update
 from services.gateway.session import Gap, Options, Reader, Session
 from services.gateway.types import Finish, Record
@@ -210,8 +218,10 @@ class SessionTable:
         elif status in LEFT_RUNNING:
             self._fail(session, _left_running(session, result))
             self._unrecorded(session.record)
-        elif status is AppendStatus.NOT_FOUND:
+        elif status in (AppendStatus.NOT_FOUND, AppendStatus.FORGOTTEN):
             self._fail(session, _lost_suffix(session, state))
+        elif status is AppendStatus.GONE:
+            self._fail(session, SessionDeleted(session.id))
         else:
             self._fail(session, Fenced(session.id, session.epoch, state.epoch))
 

@@ -158,6 +158,19 @@ async def test_quiet_call_outlives_keepalive_pings(echo: Service) -> None:
         assert await eager.unary_unary(f"/{SERVICE}/UnaryUnary")(b"wait 2") == b"wait 2"
 
 
+async def test_a_peer_that_is_stopped_breaks_its_calls(starting: Service, tmp_path: Path) -> None:
+    """It keeps its connections and answers nothing; without `ping_timeout_ms` a call waited for as long as it slept."""
+    (tmp_path / "ready").touch()
+    async with open_channel(f"127.0.0.1:{starting.port}", keepalive=1, keepalive_timeout=1) as eager:
+        waiting = asyncio.create_task(error_of(eager.unary_unary(f"/{SERVICE}/UnaryUnary")(b"wait 30")))
+        await soon(lambda: eager.get_state() is grpc.ChannelConnectivity.READY)
+        starting.process.send_signal(signal.SIGSTOP)
+        try:
+            assert isinstance(await asyncio.wait_for(waiting, 10), errors.Unavailable)
+        finally:
+            starting.process.send_signal(signal.SIGCONT)
+
+
 async def test_health_check_and_list_name_every_service(channel: grpc.aio.Channel) -> None:
     for name in ("", SERVICE):
         assert (await health(channel).Check(check(name))).status == SERVING

@@ -12,8 +12,8 @@ from hedgerow.errors import InvariantViolation, LostSuffix, Unavailable
 from services.gateway import digest
 from services.gateway.messages import Append, Appended, AppendStatus, End, State, StepStats, Update, Usage
 from services.gateway.outbox import ENTRY_TOKENS, ENTRY_VIEW, LAST_RETRY, MESSAGE_BYTES, MESSAGE_ENTRIES, Outbox
-from services.gateway.peers import IN_FLIGHT
 from services.gateway.session import Session
+from services.gateway.store_peer import IN_FLIGHT
 from services.gateway.types import Finish
 from tests.unit.gateway_peers import LENGTH, Bench, Clock, MemoryStore, record, update
 

@@ -19,7 +19,8 @@ from hedgerow.v1 import verifier_pb2 as engine
 from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
 from hedgerow.v1.verifier_pb2_grpc import VerifierServiceServicer, add_VerifierServiceServicer_to_server
 from services.gateway.messages import Append, AppendStatus, Start
-from services.gateway.peers import StorePeer, VerifierPeer
+from services.gateway.peers import VerifierPeer
+from services.gateway.store_peer import StorePeer
 from services.gateway.types import Trace
 from tests.unit.gateway_peers import OWNER, record
 
@@ -314,6 +315,23 @@ async def test_a_store_that_never_answers_is_lost_after_its_patience() -> None:
         assert isinstance(watch.lost[0], Unavailable)
         assert peer.unanswered == 0
         assert watch.answers == []
+
+
+async def test_a_store_that_hangs_with_its_connection_open_is_lost_after_its_patience() -> None:
+    """Nothing breaks then: streams waited for as long as the store slept."""
+    store = BreakingStore()
+    store.answering = 1000
+    store.gate.clear()
+    async with store_peer(store, patience=0.5) as (peer, watch):
+        peer.append(append("s1"))
+        began = time.monotonic()
+        await watch.until(lambda: watch.lost)
+        assert time.monotonic() - began >= 0.5
+        assert isinstance(watch.lost[0], Unavailable)
+        assert peer.unanswered == 0
+        store.gate.set()
+        peer.append(append("s2"))
+        await watch.until(lambda: watch.answers)
 
 
 async def test_a_store_without_its_redis_is_asked_again_until_it_takes_the_entries() -> None:

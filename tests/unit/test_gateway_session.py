@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from hedgerow.errors import Fenced, InvariantViolation, LostSuffix, Overloaded, Unavailable
+from hedgerow.errors import Fenced, InvariantViolation, LostSuffix, Overloaded, SessionDeleted, Unavailable
 from services.gateway import digest
 from services.gateway.messages import Appended, AppendStatus, State, Usage
 from services.gateway.session import PIECE_TOKENS, Options, Session
@@ -265,8 +265,8 @@ def test_a_finish_wins_over_a_cancel_that_comes_later() -> None:
     ("status", "error"),
     [
         (AppendStatus.FENCED, Fenced),
-        (AppendStatus.GONE, Fenced),
-        (AppendStatus.FORGOTTEN, Fenced),
+        (AppendStatus.GONE, SessionDeleted),
+        (AppendStatus.FORGOTTEN, LostSuffix),
         (AppendStatus.GAP, LostSuffix),
         (AppendStatus.NOT_FOUND, LostSuffix),
         (AppendStatus.CONFLICT, InvariantViolation),

@@ -74,7 +74,9 @@ def test_any_setting_of_a_service_can_be_set(checkout: Path) -> None:
     assert chosen.settings == {"verifier": {"ENGINE": "torch", "THREADS": "1"}}
 
 
-@pytest.mark.parametrize("text", ["engine=torch", "redis.port=1", "verifier.engine", "verifier.=1", ""])
+@pytest.mark.parametrize(
+    "text", ["engine=torch", "redis.port=1", "verifier.engine", "verifier.=1", "", "gateway.listen=127.0.0.1:7"]
+)
 def test_a_setting_names_its_service_and_field(checkout: Path, text: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         config(checkout, "--set", text)
