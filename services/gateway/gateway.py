@@ -11,9 +11,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from hedgerow import digest
 from hedgerow.errors import AlreadyExists, Fenced, Overloaded, Unavailable
 from hedgerow.rpc.logs import get_log
-from services.gateway import digest
 from services.gateway.config import GatewayConfig
 from services.gateway.endings import ALL, Endings
 from services.gateway.limits import KEY_BYTES, check_bytes

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hedgerow import digest
 from hedgerow.errors import Fenced, HedgerowError, InvariantViolation
-from services.gateway import digest
 from services.gateway.messages import Append, End, State, StepStats, Stored, Timings, Update, Usage
 from services.gateway.types import Finish, Record, Trace
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hedgerow import digest
 from hedgerow.engine.types import (
     DraftAnswer,
     DraftBatch,
@@ -27,7 +28,6 @@ from hedgerow.errors import HedgerowError, Internal, InvalidRequest, Unsupported
 from hedgerow.model.interface import Target
 from hedgerow.v1 import common_pb2, drafter_pb2, verifier_pb2
 from services.verifier.config import MOST_BUDGET
-from services.verifier.digest import digest_of
 
 # Fields that this version does not serve, and the values that mean "not asked for".
 _UNSERVED: Mapping[str, tuple[object, ...]] = {
@@ -79,7 +79,7 @@ def _check_start(message: verifier_pb2.StartSequence, max_budget: int) -> None:
     if message.speculation.budget > most:
         raise InvalidRequest("speculation.budget", message.speculation.budget, f"at most {most}")
     if message.digest:
-        formed = digest_of(message.session_id, message.prompt, message.committed)
+        formed = digest.extend(digest.first(message.session_id, message.prompt), message.committed)
         if formed != message.digest:
             limit = f"{formed.hex()}, of the session id, prompt and committed tokens that came with it"
             raise InvalidRequest("digest", message.digest.hex(), limit)

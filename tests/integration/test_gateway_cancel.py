@@ -18,12 +18,12 @@ import pytest
 import redis
 from grpc.aio import EOF
 
+from hedgerow import digest
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, Options, Stream
 from hedgerow.errors import HedgerowError, SessionDeleted
 from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceStub
-from services.gateway import digest
 from tests.stack import Models, verifier_load
 
 ROOT = Path(__file__).resolve().parents[2]

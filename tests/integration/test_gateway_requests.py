@@ -12,13 +12,13 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from hedgerow import digest
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, Chunk, Finished, Options
 from hedgerow.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound
 from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.common_pb2 import TraceContext
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceStub
-from services.gateway import digest
 from services.gateway.tokenizer import Tokenizer
 from tests.stack import Models, Plain, verifier_load
 

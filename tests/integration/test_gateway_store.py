@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from hedgerow import digest
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, Options, Retry
 from hedgerow.errors import Unavailable
-from services.gateway import digest
 from tests.polling import soon
 from tests.stack import Models, verifier_load
 

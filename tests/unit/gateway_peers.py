@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from services.gateway import digest
+from hedgerow import digest
 from services.gateway.messages import Append, Appended, AppendStatus, End, Start, State, StepStats, Timings, Update
 from services.gateway.session import Options, Reader, Session
 from services.gateway.table import SessionTable

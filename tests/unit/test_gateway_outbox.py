@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from hedgerow import digest
 from hedgerow.errors import InvariantViolation, LostSuffix, Unavailable
-from services.gateway import digest
 from services.gateway.messages import Append, Appended, AppendStatus, End, State, StepStats, Update, Usage
 from services.gateway.outbox import ENTRY_TOKENS, ENTRY_VIEW, LAST_RETRY, MESSAGE_BYTES, MESSAGE_ENTRIES, Outbox
 from services.gateway.session import Session

@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
+from hedgerow import digest
 from hedgerow.errors import Fenced, InvariantViolation, LostSuffix, Overloaded, SessionDeleted, Unavailable
-from services.gateway import digest
 from services.gateway.messages import Appended, AppendStatus, State, Usage
 from services.gateway.session import PIECE_TOKENS, Options, Session
 from services.gateway.table import MAX_ATTEMPTS

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import struct
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hedgerow import digest
 from hedgerow.errors import InvalidRequest, Unsupported
 from hedgerow.v1 import common_pb2, verifier_pb2
 from services.gateway import convert as gateway
-from services.gateway import digest
 from services.gateway.resolve import Limits, Resolver
 from services.gateway.types import Sampling
 from services.verifier.convert import description, sampling_from, start_from
 from services.verifier.defaults import read_defaults
-from services.verifier.digest import digest_of
 
 PROMPT, COMMITTED = [7, 0, 4095], [1, 2, 1 << 31]
 
@@ -31,7 +31,10 @@ def message(**fields: Any) -> verifier_pb2.StartSequence:
 
 def test_the_verifier_forms_the_digest_that_the_gateway_forms() -> None:
     theirs = digest.extend(digest.first("s", PROMPT), COMMITTED)
-    assert digest_of("s", PROMPT, COMMITTED) == theirs
+    by_hand = sha256(b"s" + struct.pack("<3I", *PROMPT)).digest()[:16]
+    for token in COMMITTED:
+        by_hand = sha256(by_hand + struct.pack("<I", token)).digest()[:16]
+    assert by_hand == theirs
     start = start_from(message(digest=theirs), b"o", 8)
     assert (start.prompt, start.committed) == (tuple(PROMPT), tuple(COMMITTED))
 
