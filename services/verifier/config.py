@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hedgerow.rpc.computing import ComputingConfig
 from hedgerow.rpc.config import ConfigError, variable_of
-from hedgerow.rpc.server import ServerConfig
 
 MOST_BUDGET = 4096
 """No operator allows more, so no session anywhere was admitted with more."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifierServiceConfig(ServerConfig):
+class VerifierServiceConfig(ComputingConfig):
     """What `python -m services.verifier` takes, as HEDGEROW_<FIELD>."""
 
     model_path: Path = field(metadata={"help": "folder of the checkpoint"})
@@ -40,21 +39,6 @@ class VerifierServiceConfig(ServerConfig):
     run_ahead: int = field(
         default=512, metadata={"min": 1, "max": 1 << 20, "help": "tokens that the store may be behind a sequence"}
     )
-    engine: str = field(
-        default="auto",
-        metadata={
-            "choices": ("auto", "compiled", "torch"),
-            "help": "what computes a step: C compiled for this CPU, torch, or (auto) torch where C does not work",
-        },
-    )
-    threads: int | None = field(
-        default=None,
-        metadata={
-            "min": 1,
-            "max": 256,
-            "help": "most threads of one forward pass, used while they pay; empty: the cores, at most 2",
-        },
-    )
     draft_timeout_ms: int = field(
         default=500, metadata={"min": 1, "max": 60_000, "help": "longest wait of a step for its trees"}
     )
@@ -76,8 +60,3 @@ class VerifierServiceConfig(ServerConfig):
                 repr(self.feature_layers),
                 "must be layer numbers with commas between them",
             ) from None
-
-    @property
-    def threads_used(self) -> int:
-        """`threads`, or what this machine has for them."""
-        return self.threads or min(2, os.cpu_count() or 1)

@@ -1,0 +1,34 @@
+"""What the services that hold a model take beside a server's configuration."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from hedgerow.rpc.server import ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputingConfig(ServerConfig):
+    """How this process computes."""
+
+    engine: str = field(
+        default="auto",
+        metadata={
+            "choices": ("auto", "compiled", "torch"),
+            "help": "what computes the model: C compiled for this CPU, torch, or (auto) torch where C does not work",
+        },
+    )
+    threads: int | None = field(
+        default=None,
+        metadata={
+            "min": 1,
+            "max": 256,
+            "help": "most threads of one forward pass, used while they pay; empty: the cores, at most 2",
+        },
+    )
+
+    @property
+    def threads_used(self) -> int:
+        """`threads`, or what this machine has for them."""
+        return self.threads or min(2, os.cpu_count() or 1)
