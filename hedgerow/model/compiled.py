@@ -30,7 +30,6 @@ from kernels.mla_tree_attention import PAGE
 from kernels.tree_accept import Walked, WalkRows
 
 LAW = "c2"  # of the arithmetic; the next number when a bit of any result, or a drawn token, changes
-NO_MEMORY = 11
 # target.h: what is wrong with a plan, and what would be right
 FAULTS = {
     1: ("rows", "at least one sequence, and at most 2^24 rows"),
@@ -162,7 +161,7 @@ class CompiledK2:
                 features.data_ptr(), fault,
             )  # fmt: skip
             self.choice.took(count, time.perf_counter() - begun)
-        if code == NO_MEMORY:
+        if code == lib.NO_MEMORY:
             raise MemoryError("no memory for the step's scores")
         if code:
             field, limit = FAULTS[code]

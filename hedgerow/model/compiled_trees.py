@@ -11,10 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.cpu.library import Library
+from kernels.cpu.library import NO_MEMORY, Library
 from kernels.tree_build import PlainTree
-
-NO_MEMORY = 11
 
 
 class Best(NamedTuple):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from hedgerow.errors import HedgerowError
 from hedgerow.model.compiled import CompiledK2
@@ -24,6 +24,7 @@ from kernels.cpu.build import BUILDS
 
 log = logging.getLogger(__name__)
 Engine = Literal["auto", "compiled", "torch"]
+Compiled = TypeVar("Compiled", CompiledK2, CompiledDFlash)
 
 
 def load_target(
@@ -37,16 +38,13 @@ def load_target(
     reference = K2Model.load(folder, feature_layers)
     if engine == "torch":
         return reference
-    try:
+
+    def compile_it() -> CompiledK2:
         compiled = CompiledK2.load(folder, feature_layers, threads, builds=builds)
         check_target(compiled, reference)
-    except (HedgerowError, MemoryError) as error:
-        if engine == "compiled":
-            raise
-        log.warning("the target runs on PyTorch, the compiled engine is not used: %s", error)
-        return reference
-    compiled.choice = ThreadChoice(threads, usual_threads(os.cpu_count() or 1))
-    return compiled
+        return compiled
+
+    return _compiled("target", compile_it, engine, threads) or reference
 
 
 def load_drafter(
@@ -56,13 +54,23 @@ def load_drafter(
     reference = DFlashModel.load(folder, target_folder)
     if engine == "torch":
         return reference
-    try:
+
+    def compile_it() -> CompiledDFlash:
         compiled = CompiledDFlash.load(folder, target_folder, threads=threads, builds=builds)
         check_drafter(compiled, reference)
+        return compiled
+
+    return _compiled("drafter", compile_it, engine, threads) or reference
+
+
+def _compiled(what: str, compile_it: Callable[[], Compiled], engine: Engine, threads: int) -> Compiled | None:
+    """A model that passed its check and chooses its threads; None, with "auto" alone, where there is none."""
+    try:
+        compiled = compile_it()
     except (HedgerowError, MemoryError) as error:
         if engine == "compiled":
             raise
-        log.warning("the drafter runs on PyTorch, the compiled engine is not used: %s", error)
-        return reference
+        log.warning("the %s runs on PyTorch, the compiled engine is not used: %s", what, error)
+        return None
     compiled.choice = ThreadChoice(threads, usual_threads(os.cpu_count() or 1))
     return compiled

@@ -10,6 +10,7 @@ from kernels.cpu.build import BuildError
 
 F32, BF16, Q4 = range(3)
 POINTER = c.c_void_p
+NO_MEMORY = 11  # target.h: what every call returns then
 
 
 class Matrix(c.Structure):
