@@ -2,7 +2,7 @@
 
 An answer UNAVAILABLE leaves open whether its entry was applied. So the session's entries stay, nothing of it is sent
 until all that is on its way is answered, and then everything that has no other answer goes out again from the same
-offset, the oldest first, after a back-off; the store compares what it has already. peers.py moves the messages.
+offset, the oldest first, after a back-off; the store compares what it has already. store_peer.py moves the messages.
 """
 
 from __future__ import annotations

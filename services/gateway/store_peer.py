@@ -7,7 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
@@ -30,6 +30,13 @@ Answer = TypeVar("Answer")
 log = get_log(__name__)
 
 
+class _Sent(NamedTuple):
+    """A message that the store has not answered."""
+
+    entries: Sequence[Append]
+    at: float  # time.monotonic() of its first sending
+
+
 class StorePeer:
     """The store. What waits while IN_FLIGHT messages are on their way goes out as one: a slow store gets fewer, larger
     messages. Those that were not answered when the stream broke are sent again: each entry names its offset. So is, up
@@ -42,8 +49,7 @@ class StorePeer:
         self._channel = open_channel(address)
         self._stub = KvStoreServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._outbox = Outbox(patience)
-        self._unanswered: dict[int, Sequence[Append]] = {}
-        self._asked: dict[int, float] = {}  # time.monotonic() of each of them
+        self._unanswered: dict[int, _Sent] = {}  # by batch, the oldest first
         self._deadline: asyncio.Timeout | None = None  # of the answer to the oldest, while a stream is open
         self._away_since: float | None = None  # since when a broken stream leaves appends without an answer
         self._wake = asyncio.Event()
@@ -75,7 +81,6 @@ class StorePeer:
             if self._is_lost():
                 log.error("the store is lost", address=self.address, unanswered=self.unanswered)
                 self._unanswered.clear()
-                self._asked.clear()
                 self._outbox.clear()
                 lost(error)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -152,18 +157,14 @@ class StorePeer:
             call.cancel()
             await ended(writer)
 
-    async def _read(
-        self,
-        call: Any,
-        appended: Callable[[Sequence[Appended]], None],
-    ) -> None:
+    async def _read(self, call: Any, appended: Callable[[Sequence[Appended]], None]) -> None:
         self._set_deadline()
         while (message := await call.read()) is not EOF:
             oldest = next(iter(self._unanswered), None)
             if message.batch_id != oldest:
                 raise InvariantViolation(f"kvstore answered batch {message.batch_id}, the oldest is {oldest}")
-            passed = self._outbox.answered(self._unanswered[message.batch_id], convert.appended(message))
-            del self._unanswered[message.batch_id], self._asked[message.batch_id]
+            passed = self._outbox.answered(self._unanswered[message.batch_id].entries, convert.appended(message))
+            del self._unanswered[message.batch_id]
             self._away_since = None
             self._set_deadline()
             if self._outbox.due() is not None:
@@ -175,8 +176,8 @@ class StorePeer:
         """The oldest append's: a store that hangs keeps its connection, and nothing else would tell."""
         if self._deadline is None:
             return
-        oldest = next(iter(self._asked.values()), None)
-        left = None if oldest is None else oldest + self._patience - time.monotonic()
+        oldest = next(iter(self._unanswered.values()), None)
+        left = None if oldest is None else oldest.at + self._patience - time.monotonic()
         self._deadline.reschedule(None if left is None else asyncio.get_running_loop().time() + left)
 
     def _is_lost(self) -> bool:
@@ -185,18 +186,17 @@ class StorePeer:
             self._away_since = None
             return False
         now = time.monotonic()
-        self._away_since = self._away_since or next(iter(self._asked.values()), now)
+        self._away_since = self._away_since or next((sent.at for sent in self._unanswered.values()), now)
         return now - self._away_since >= self._patience
 
     async def _write(self, call: grpc.aio.StreamStreamCall[kv.AppendRequest, kv.AppendResponse]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells
-            for batch_id, entries in list(self._unanswered.items()):
-                await call.write(convert.append(batch_id, entries, self.owner))
+            for batch_id, sent in list(self._unanswered.items()):
+                await call.write(convert.append(batch_id, sent.entries, self.owner))
             while True:
                 while len(self._unanswered) < IN_FLIGHT and (entries := self._outbox.take()):
                     self.messages_sent += 1
-                    self._unanswered[self.messages_sent] = entries
-                    self._asked[self.messages_sent] = time.monotonic()
+                    self._unanswered[self.messages_sent] = _Sent(entries, time.monotonic())
                     self._set_deadline()
                     await call.write(convert.append(self.messages_sent, entries, self.owner))
                 self._wake.clear()
