@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import pytest_asyncio
 from hedgerow.cli.supervisor import Stack, StackConfig
 from hedgerow.v1 import verifier_pb2, verifier_pb2_grpc
 from tests.polling import eventually
+from tests.processes import address, service
 
 if TYPE_CHECKING:
     from hedgerow.client import AsyncClient
@@ -93,6 +95,14 @@ def idle(stack: Stack) -> Iterator[None]:
     """Afterwards nothing is held: no page, sequence, queue, reader or unanswered append."""
     yield
     assert_idle(stack)
+
+
+@contextmanager
+def another_gateway(stack: Stack, models: Models, **settings: object) -> Iterator[str]:
+    """The address of a gateway of its own before the stack's verifier and store, with HEDGEROW_* settings."""
+    peers = {name: stack.address(name) for name in ("verifier", "kvstore")}
+    with service("gateway", model_path=models.target, **peers, **settings) as child:
+        yield address(child)
 
 
 def assert_idle(stack: Stack, tasks: int | None = None, seconds: float = 15) -> None:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -24,9 +20,8 @@ from hedgerow.client import AsyncClient, Options, Stream
 from hedgerow.errors import HedgerowError, SessionDeleted
 from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceStub
-from tests.stack import Models, verifier_load
+from tests.stack import Models, another_gateway, verifier_load
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "def area(width, height):\n    "
 ENDLESS: Options = {"max_tokens": 2000, "ignore_eos": True, "temperature": 1.0, "seed": 3}
 
@@ -153,22 +148,8 @@ async def test_a_deletion_by_the_owner_holds_where_the_store_had_forgotten_the_s
 @pytest.fixture
 def small_gateway(stack: Stack, models: Models) -> Iterator[str]:
     """A second gateway that lets a client be 16 tokens behind."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("HEDGEROW_")}
-    env |= {
-        "HEDGEROW_VERIFIER": stack.address("verifier"),
-        "HEDGEROW_KVSTORE": stack.address("kvstore"),
-        "HEDGEROW_MODEL_PATH": str(models.target),
-        "HEDGEROW_CLIENT_LAG": "16",
-    }
-    command = [sys.executable, "-m", "services.gateway"]
-    with subprocess.Popen(
-        command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as run:
-        assert run.stdout is not None
-        try:
-            yield f"127.0.0.1:{run.stdout.readline().split()[2]}"
-        finally:
-            run.terminate()
+    with another_gateway(stack, models, client_lag=16) as address:
+        yield address
 
 
 async def drain(call: grpc.aio.UnaryStreamCall[Any, Any]) -> AsyncIterator[pb.SessionEvent]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +14,8 @@ from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, Options, Retry
 from hedgerow.errors import Unavailable
 from tests.polling import soon
-from tests.stack import Models, verifier_load
+from tests.stack import Models, another_gateway, verifier_load
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "class Queue:\n    "
 TOKENS = 48
 OPTIONS: Options = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0, "budget": 0}
@@ -55,22 +51,8 @@ async def test_streams_wait_for_their_store_and_lose_nothing(stack: Stack, clien
 @pytest.fixture
 def impatient_gateway(stack: Stack, models: Models) -> Iterator[str]:
     """A second gateway, which gives a store up after one second."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("HEDGEROW_")}
-    env |= {
-        "HEDGEROW_VERIFIER": stack.address("verifier"),
-        "HEDGEROW_KVSTORE": stack.address("kvstore"),
-        "HEDGEROW_MODEL_PATH": str(models.target),
-        "HEDGEROW_STORE_PATIENCE": "1",
-    }
-    command = [sys.executable, "-m", "services.gateway"]
-    with subprocess.Popen(
-        command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as run:
-        assert run.stdout is not None
-        try:
-            yield f"127.0.0.1:{run.stdout.readline().split()[2]}"
-        finally:
-            run.terminate()
+    with another_gateway(stack, models, store_patience=1) as address:
+        yield address
 
 
 async def test_a_session_that_its_store_failed_is_ended_there_and_gives_its_key_no_riddle(
