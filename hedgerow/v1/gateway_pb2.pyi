@@ -156,18 +156,20 @@ class SessionFinished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., token_offset: _Optional[int] = ..., text_offset: _Optional[int] = ..., digest: _Optional[bytes] = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
-    __slots__ = ("session_id", "token_offset", "digest", "text_offset", "trace")
+    __slots__ = ("session_id", "token_offset", "digest", "text_offset", "trace", "detach")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     token_offset: int
     digest: bytes
     text_offset: int
     trace: _common_pb2.TraceContext
-    def __init__(self, session_id: _Optional[str] = ..., token_offset: _Optional[int] = ..., digest: _Optional[bytes] = ..., text_offset: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+    detach: bool
+    def __init__(self, session_id: _Optional[str] = ..., token_offset: _Optional[int] = ..., digest: _Optional[bytes] = ..., text_offset: _Optional[int] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., detach: bool = ...) -> None: ...
 
 class ResumeResponse(_message.Message):
     __slots__ = ("event",)

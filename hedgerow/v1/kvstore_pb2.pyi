@@ -34,7 +34,7 @@ APPEND_STATUS_FORGOTTEN: AppendStatus
 APPEND_STATUS_UNAVAILABLE: AppendStatus
 
 class SessionRecord(_message.Message):
-    __slots__ = ("session_id", "birth", "model", "tenant", "prompt", "requested", "resolved", "fingerprint", "mode", "key_split", "created_unix_ms", "speculation", "detach")
+    __slots__ = ("session_id", "birth", "model", "tenant", "prompt", "requested", "resolved", "fingerprint", "mode", "key_split", "created_unix_ms", "speculation", "detach", "deadline_unix_ms", "priority", "return_steps", "return_trees")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BIRTH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,10 @@ class SessionRecord(_message.Message):
     CREATED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     DETACH_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    RETURN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TREES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     birth: bytes
     model: str
@@ -61,7 +65,11 @@ class SessionRecord(_message.Message):
     created_unix_ms: int
     speculation: _common_pb2.SpeculationParams
     detach: bool
-    def __init__(self, session_id: _Optional[str] = ..., birth: _Optional[bytes] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., requested: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., resolved: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., fingerprint: _Optional[_Union[_common_pb2.Fingerprint, _Mapping]] = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ..., key_split: _Optional[int] = ..., created_unix_ms: _Optional[int] = ..., speculation: _Optional[_Union[_common_pb2.SpeculationParams, _Mapping]] = ..., detach: bool = ...) -> None: ...
+    deadline_unix_ms: int
+    priority: int
+    return_steps: bool
+    return_trees: bool
+    def __init__(self, session_id: _Optional[str] = ..., birth: _Optional[bytes] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., requested: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., resolved: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., fingerprint: _Optional[_Union[_common_pb2.Fingerprint, _Mapping]] = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ..., key_split: _Optional[int] = ..., created_unix_ms: _Optional[int] = ..., speculation: _Optional[_Union[_common_pb2.SpeculationParams, _Mapping]] = ..., detach: bool = ..., deadline_unix_ms: _Optional[int] = ..., priority: _Optional[int] = ..., return_steps: bool = ..., return_trees: bool = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
     __slots__ = ("record", "owner", "digest", "ttl_ms")
@@ -86,7 +94,7 @@ class CreateSessionResponse(_message.Message):
     def __init__(self, created: bool = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., existing: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("epoch", "owner", "length", "digest", "finish_reason", "usage", "cancel_marked", "matched_stop", "matched_token")
+    __slots__ = ("epoch", "owner", "length", "digest", "finish_reason", "usage", "cancel_marked", "matched_stop", "matched_token", "best_effort_from")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +104,7 @@ class SessionState(_message.Message):
     CANCEL_MARKED_FIELD_NUMBER: _ClassVar[int]
     MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
     MATCHED_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BEST_EFFORT_FROM_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     owner: bytes
     length: int
@@ -105,21 +114,26 @@ class SessionState(_message.Message):
     cancel_marked: bool
     matched_stop: str
     matched_token: int
-    def __init__(self, epoch: _Optional[int] = ..., owner: _Optional[bytes] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., cancel_marked: bool = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ...) -> None: ...
+    best_effort_from: int
+    def __init__(self, epoch: _Optional[int] = ..., owner: _Optional[bytes] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., cancel_marked: bool = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., best_effort_from: _Optional[int] = ...) -> None: ...
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("session_id", "owner", "epoch_floor", "birth", "only_expired")
+    __slots__ = ("session_id", "owner", "epoch_floor", "birth", "only_expired", "record", "digest")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FLOOR_FIELD_NUMBER: _ClassVar[int]
     BIRTH_FIELD_NUMBER: _ClassVar[int]
     ONLY_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     owner: bytes
     epoch_floor: int
     birth: bytes
     only_expired: bool
-    def __init__(self, session_id: _Optional[str] = ..., owner: _Optional[bytes] = ..., epoch_floor: _Optional[int] = ..., birth: _Optional[bytes] = ..., only_expired: bool = ...) -> None: ...
+    record: SessionRecord
+    digest: bytes
+    def __init__(self, session_id: _Optional[str] = ..., owner: _Optional[bytes] = ..., epoch_floor: _Optional[int] = ..., birth: _Optional[bytes] = ..., only_expired: bool = ..., record: _Optional[_Union[SessionRecord, _Mapping]] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class AcquireLeaseResponse(_message.Message):
     __slots__ = ("lease", "state")
@@ -143,6 +157,62 @@ class RenewOwnerResponse(_message.Message):
     cancelled_sessions: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, cancelled_sessions: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ReleaseLeaseRequest(_message.Message):
+    __slots__ = ("session_id", "lease", "birth")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    BIRTH_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    lease: _common_pb2.Lease
+    birth: bytes
+    def __init__(self, session_id: _Optional[str] = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., birth: _Optional[bytes] = ...) -> None: ...
+
+class ReleaseLeaseResponse(_message.Message):
+    __slots__ = ("state",)
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    state: SessionState
+    def __init__(self, state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
+
+class ListExpiredRequest(_message.Message):
+    __slots__ = ("limit", "cursor")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    cursor: str
+    def __init__(self, limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ExpiredSession(_message.Message):
+    __slots__ = ("session_id", "state", "detach", "deadline_unix_ms")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    state: SessionState
+    detach: bool
+    deadline_unix_ms: int
+    def __init__(self, session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., detach: bool = ..., deadline_unix_ms: _Optional[int] = ...) -> None: ...
+
+class ListExpiredResponse(_message.Message):
+    __slots__ = ("sessions", "cursor")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[ExpiredSession]
+    cursor: str
+    def __init__(self, sessions: _Optional[_Iterable[_Union[ExpiredSession, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class WatchCancelsRequest(_message.Message):
+    __slots__ = ("owner",)
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    owner: bytes
+    def __init__(self, owner: _Optional[bytes] = ...) -> None: ...
+
+class WatchCancelsResponse(_message.Message):
+    __slots__ = ("session_ids",)
+    SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    session_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class AppendRequest(_message.Message):
     __slots__ = ("batch_id", "entries")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
@@ -152,7 +222,7 @@ class AppendRequest(_message.Message):
     def __init__(self, batch_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[AppendEntry, _Mapping]]] = ...) -> None: ...
 
 class AppendEntry(_message.Message):
-    __slots__ = ("session_id", "lease", "birth", "offset", "tokens", "digest_before", "digest_after", "finish_reason", "usage", "matched_stop", "matched_token", "logprobs", "steps", "token_digests")
+    __slots__ = ("session_id", "lease", "birth", "offset", "tokens", "digest_before", "digest_after", "finish_reason", "usage", "matched_stop", "matched_token", "logprobs", "steps", "token_digests", "best_effort_from")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     BIRTH_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +237,7 @@ class AppendEntry(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    BEST_EFFORT_FROM_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     lease: _common_pb2.Lease
     birth: bytes
@@ -181,7 +252,8 @@ class AppendEntry(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
     steps: _containers.RepeatedCompositeFieldContainer[_common_pb2.StepStats]
     token_digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, session_id: _Optional[str] = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., birth: _Optional[bytes] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., digest_before: _Optional[bytes] = ..., digest_after: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[_common_pb2.StepStats, _Mapping]]] = ..., token_digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    best_effort_from: int
+    def __init__(self, session_id: _Optional[str] = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., birth: _Optional[bytes] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., digest_before: _Optional[bytes] = ..., digest_after: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[_common_pb2.StepStats, _Mapping]]] = ..., token_digests: _Optional[_Iterable[bytes]] = ..., best_effort_from: _Optional[int] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
     __slots__ = ("batch_id", "results")

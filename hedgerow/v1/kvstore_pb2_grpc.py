@@ -50,6 +50,21 @@ class KvStoreServiceStub(object):
                 request_serializer=hedgerow_dot_v1_dot_kvstore__pb2.RenewOwnerRequest.SerializeToString,
                 response_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.RenewOwnerResponse.FromString,
                 _registered_method=True)
+        self.ReleaseLease = channel.unary_unary(
+                '/hedgerow.v1.KvStoreService/ReleaseLease',
+                request_serializer=hedgerow_dot_v1_dot_kvstore__pb2.ReleaseLeaseRequest.SerializeToString,
+                response_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.ReleaseLeaseResponse.FromString,
+                _registered_method=True)
+        self.ListExpired = channel.unary_unary(
+                '/hedgerow.v1.KvStoreService/ListExpired',
+                request_serializer=hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredRequest.SerializeToString,
+                response_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredResponse.FromString,
+                _registered_method=True)
+        self.WatchCancels = channel.unary_stream(
+                '/hedgerow.v1.KvStoreService/WatchCancels',
+                request_serializer=hedgerow_dot_v1_dot_kvstore__pb2.WatchCancelsRequest.SerializeToString,
+                response_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.WatchCancelsResponse.FromString,
+                _registered_method=True)
         self.Append = channel.stream_stream(
                 '/hedgerow.v1.KvStoreService/Append',
                 request_serializer=hedgerow_dot_v1_dot_kvstore__pb2.AppendRequest.SerializeToString,
@@ -112,6 +127,27 @@ class KvStoreServiceServicer(object):
 
     def RenewOwner(self, request, context):
         """Keeps every lease of one gateway incarnation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseLease(self, request, context):
+        """Gives one lease up, so that another gateway may take the session at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListExpired(self, request, context):
+        """Running sessions whose lease has run out or was given up; each is told at least once while that holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchCancels(self, request, context):
+        """Cancel marks of one owner's sessions, as they are written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,6 +226,21 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.RenewOwner,
                     request_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.RenewOwnerRequest.FromString,
                     response_serializer=hedgerow_dot_v1_dot_kvstore__pb2.RenewOwnerResponse.SerializeToString,
+            ),
+            'ReleaseLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseLease,
+                    request_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.ReleaseLeaseRequest.FromString,
+                    response_serializer=hedgerow_dot_v1_dot_kvstore__pb2.ReleaseLeaseResponse.SerializeToString,
+            ),
+            'ListExpired': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListExpired,
+                    request_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredRequest.FromString,
+                    response_serializer=hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredResponse.SerializeToString,
+            ),
+            'WatchCancels': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCancels,
+                    request_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.WatchCancelsRequest.FromString,
+                    response_serializer=hedgerow_dot_v1_dot_kvstore__pb2.WatchCancelsResponse.SerializeToString,
             ),
             'Append': grpc.stream_stream_rpc_method_handler(
                     servicer.Append,
@@ -314,6 +365,87 @@ class KvStoreService(object):
             '/hedgerow.v1.KvStoreService/RenewOwner',
             hedgerow_dot_v1_dot_kvstore__pb2.RenewOwnerRequest.SerializeToString,
             hedgerow_dot_v1_dot_kvstore__pb2.RenewOwnerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hedgerow.v1.KvStoreService/ReleaseLease',
+            hedgerow_dot_v1_dot_kvstore__pb2.ReleaseLeaseRequest.SerializeToString,
+            hedgerow_dot_v1_dot_kvstore__pb2.ReleaseLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListExpired(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hedgerow.v1.KvStoreService/ListExpired',
+            hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredRequest.SerializeToString,
+            hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchCancels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hedgerow.v1.KvStoreService/WatchCancels',
+            hedgerow_dot_v1_dot_kvstore__pb2.WatchCancelsRequest.SerializeToString,
+            hedgerow_dot_v1_dot_kvstore__pb2.WatchCancelsResponse.FromString,
             options,
             channel_credentials,
             insecure,
