@@ -37,6 +37,7 @@ from hedgerow.engine.config import EngineConfig  # noqa: E402
 from hedgerow.engine.step import Drafter  # noqa: E402
 from hedgerow.engine.types import Sampling  # noqa: E402
 from hedgerow.engine.verifier import VerifierEngine  # noqa: E402
+from hedgerow.scheduling import usable_cores  # noqa: E402
 from tests.random_drafter import RandomDrafter  # noqa: E402
 
 SETTINGS = {
@@ -273,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument("--seconds", type=float, default=170 if name == "slice" else 0)
         if name == "run":
             sub.add_argument("--prompts", type=int, default=40)
-            sub.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that share the cells")
+            sub.add_argument("--jobs", type=int, default=usable_cores(), help="processes that share the cells")
         if name == "slice":
             sub.add_argument("--seed", type=int)
     args = parser.parse_args(argv)

@@ -13,11 +13,31 @@ import os
 import platform
 import struct
 import sys
+from pathlib import Path
 
 SHORT, LONG = 100_000, 3_000_000  # nanoseconds; the kernel takes 0.1 to 100 ms
 _SYSCALL = {"x86_64": 314, "aarch64": 274}  # sched_setattr
 # size, policy, flags, nice, priority, runtime, deadline, period, least and most utilisation
 _ATTRIBUTES = struct.Struct("=IIQiIQQQII")
+
+CPU_LIMIT = Path(
+    "/sys/fs/cgroup/cpu.max"
+)  # of this process's container (cgroup v2): "<quota> <period>" or "max <period>"
+
+
+def usable_cores(limit: Path = CPU_LIMIT) -> int:
+    """Cores that this process may use: of its affinity, and of what its container's CPU limit allows; at least one.
+
+    `os.cpu_count` tells the machine's, of which a container or `taskset` may leave few: a thread for each of them would
+    be threads that wait for each other.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = limit.read_text().split()
+        allowed = cores if quota == "max" else -(-int(quota) // int(period))
+    except (OSError, ValueError):  # no such limit here
+        allowed = cores
+    return max(1, min(cores, allowed))
 
 
 def ask_for_slice(nanoseconds: int, thread: int = 0) -> bool:

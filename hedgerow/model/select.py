@@ -7,7 +7,6 @@ code, a check that fails, each gives PyTorch and one line in the log. "compiled"
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -20,6 +19,7 @@ from hedgerow.model.interface import Draft, Target
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.selfcheck import check_drafter, check_target
 from hedgerow.model.threads import ThreadChoice, usual_threads
+from hedgerow.scheduling import usable_cores
 from kernels.cpu.build import BUILDS
 
 log = logging.getLogger(__name__)
@@ -72,5 +72,5 @@ def _compiled(what: str, compile_it: Callable[[], Compiled], engine: Engine, thr
             raise
         log.warning("the %s runs on PyTorch, the compiled engine is not used: %s", what, error)
         return None
-    compiled.choice = ThreadChoice(threads, usual_threads(os.cpu_count() or 1))
+    compiled.choice = ThreadChoice(threads, usual_threads(usable_cores()))
     return compiled

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from hedgerow.rpc.server import ServerConfig
+from hedgerow.scheduling import usable_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,5 +30,5 @@ class ComputingConfig(ServerConfig):
 
     @property
     def threads_used(self) -> int:
-        """`threads`, or what this machine has for them."""
-        return self.threads or min(2, os.cpu_count() or 1)
+        """`threads`, or what this process may use for them."""
+        return self.threads or min(2, usable_cores())

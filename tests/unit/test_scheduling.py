@@ -8,11 +8,13 @@ import struct
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from hedgerow.rpc.work import computing_thread
-from hedgerow.scheduling import LONG, SHORT, ask_for_slice
+from hedgerow.scheduling import LONG, SHORT, ask_for_slice, usable_cores
 
 GETATTR = 315  # x86_64
 FORMAT = struct.Struct("=IIQiIQQQII")
@@ -77,3 +79,18 @@ def test_a_policy_of_its_own_is_left_alone() -> None:
         "False",
         "True",
     ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("max 100000", 2), ("150000 100000", 2), ("100000 100000", 1), ("5000 100000", 1), ("900000 100000", 2), ("?", 2)],
+)
+def test_a_process_uses_the_cores_that_it_is_given(tmp_path: Path, limit: str, cores: int) -> None:
+    given = tmp_path / "cpu.max"
+    given.write_text(limit)
+    with mock.patch("os.sched_getaffinity", return_value={3, 7}), mock.patch("os.cpu_count", return_value=64):
+        assert usable_cores(given) == cores
+
+
+def test_a_machine_without_limits_gives_its_cores(tmp_path: Path) -> None:
+    assert usable_cores(tmp_path / "none") == len(os.sched_getaffinity(0))
