@@ -1,7 +1,8 @@
 """The whole stack as child processes: Redis, kvstore, drafter, verifier and gateway, on addresses that never change.
 
 A `Stack` is what `hedgerow up` runs in the foreground and what the demo and the tests run beside themselves. It needs a
-checkout, because the services are not in the wheel.
+checkout, because the services are not in the wheel. Of gateways, verifiers and kvstores there may be several: the first
+is named as its service is, the next "gateway-2"; every gateway knows all verifiers and all kvstores.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,18 +37,27 @@ PATIENCE = 10.0
 # step's end to the client: 10.2 ms with it, 5.8 to 7.1 ms without (docs/LOG.md). A value that is set already is kept.
 GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 
+# Most threads of one verifier's steps, its own default; several verifiers share the cores between them.
+THREADS = 2
+
 _NOT_READY = re.compile(r'event="not ready yet" .*why="?([^"]+)')
 
 
 @dataclass(frozen=True)
 class StackConfig:
-    """What to run and where. `settings` are further HEDGEROW_* variables, by service and without the prefix."""
+    """What to run and where.
+
+    `settings` are further HEDGEROW_* variables without the prefix, by service, or by the name of one process.
+    """
 
     root: Path
     model: Path
     data: Path
     drafter: Path | None = None
-    listen: str = "127.0.0.1:0"  # the gateway's; port 0 takes a free one
+    listen: str = "127.0.0.1:0"  # the first gateway's; port 0 takes a free one, else others have the ports after it
+    gateways: int = 1
+    verifiers: int = 1
+    kvstores: int = 1
     redis_url: str | None = None
     budget: int | None = None
     log_level: str = "info"
@@ -92,7 +102,7 @@ class Stack:
 
     @property
     def services(self) -> tuple[str, ...]:
-        """Names of the services that run, in starting order."""
+        """Names of the processes that run, in starting order."""
         return tuple(self._children)
 
     def start(self, progress: Callable[[str], None] = lambda text: None) -> None:
@@ -105,7 +115,7 @@ class Stack:
             self._prepare()
             progress(f"redis: ready on {self.redis_url} after {time.monotonic() - began:.1f} s")
             for together in START_ORDER:
-                started = [name for name in together if name in self._children]
+                started = self._of(together)
                 progress(f"starting {', '.join(started)}")
                 for name in started:
                     self._children[name].start()
@@ -122,7 +132,7 @@ class Stack:
     def stop(self) -> None:
         """Stops everything in order: the gateway first, which ends its streams, and Redis last."""
         for together in STOP_ORDER:
-            stopping = [self._children[name] for name in together if name in self._children]
+            stopping = [self._children[name] for name in self._of(together)]
             for child in stopping:
                 child.ask_to_stop()
             for child in stopping:
@@ -173,6 +183,17 @@ class Stack:
         """The service's last lines of output, restarts included."""
         return self._children[name].lines()
 
+    def names(self, service: str) -> tuple[str, ...]:
+        """The processes of one service: "gateway", "gateway-2", ..."""
+        return tuple(name for name in self._addresses if service_of(name) == service)
+
+    def addresses(self, service: str) -> str:
+        """Where all processes of a service listen, with commas between them: what a client and a gateway take."""
+        return ",".join(self.address(name) for name in self.names(service))
+
+    def _of(self, services: Sequence[str]) -> list[str]:
+        return [name for service in services for name in self.names(service) if name in self._children]
+
     def _wait_ready(self, name: str, progress: Callable[[str], None]) -> None:
         child, began = self._children[name], time.monotonic()
 
@@ -203,15 +224,22 @@ class Stack:
             self._children[name] = Child(self._command(name, settings), self._on_line, config.backoff)
 
     def _choose_addresses(self) -> dict[str, tuple[str, str]]:
-        names = ("kvstore", *(("drafter",) if self.config.drafter else ()), "verifier", "gateway")
+        config = self.config
+        counts = {
+            "kvstore": config.kvstores,
+            "drafter": int(config.drafter is not None),
+            "verifier": config.verifiers,
+            "gateway": config.gateways,
+        }
+        names = [name for service, count in counts.items() for name in instances(service, count)]
         ports = free_ports(2 * len(names))
         chosen = {name: (f"127.0.0.1:{next(ports)}", f"127.0.0.1:{next(ports)}") for name in names}
-        host, port = parse_address(self.config.listen)
-        if port:
-            check_free(host, port)
-            chosen["gateway"] = (self.config.listen, chosen["gateway"][1])
-        else:
-            chosen["gateway"] = (f"{host}:{chosen['gateway'][0].rpartition(':')[2]}", chosen["gateway"][1])
+        host, first = parse_address(config.listen)
+        for port, name in enumerate(instances("gateway", config.gateways), first):
+            if first:
+                check_free(host, port)
+            shown = config.listen.rpartition(":")[0]  # an IPv6 address keeps its brackets
+            chosen[name] = (f"{shown}:{port if first else chosen[name][0].rpartition(':')[2]}", chosen[name][1])
         return chosen
 
     def _start_redis(self) -> str:
@@ -220,24 +248,32 @@ class Stack:
         return self._redis.start()
 
     def _plan(self) -> dict[str, dict[str, str]]:
-        """Each service's settings, in starting order."""
+        """Each process' settings, in starting order."""
         config, model = self.config, str(self.config.model)
-        plan = {"kvstore": {"REDIS_URL": self.redis_url}}
-        if config.drafter is not None:
-            plan["drafter"] = {"MODEL_PATH": str(config.drafter), "TARGET_PATH": model}
-        plan["verifier"] = {"MODEL_PATH": model, "MODEL_NAME": config.model.name}
+        plan = {
+            "kvstore": {"REDIS_URL": self.redis_url},
+            "drafter": {"TARGET_PATH": model},
+            "verifier": {"MODEL_PATH": model, "MODEL_NAME": config.model.name},
+            "gateway": {
+                "VERIFIER": self.addresses("verifier"),
+                "KVSTORE": self.addresses("kvstore"),
+                "MODEL_PATH": model,
+                "TENANT_SECRET": secret(config.data / "tenant_secret"),
+            },
+        }
         if config.drafter is not None:
             layers = ",".join(map(str, feature_layers(config.drafter)))
+            plan["drafter"]["MODEL_PATH"] = str(config.drafter)
             plan["verifier"] |= {"DRAFTER": self.address("drafter"), "FEATURE_LAYERS": layers}
         if config.budget is not None:
             plan["verifier"]["DEFAULT_BUDGET"] = str(config.budget)
-        plan["gateway"] = {
-            "VERIFIER": self.address("verifier"),
-            "KVSTORE": self.address("kvstore"),
-            "MODEL_PATH": model,
-            "TENANT_SECRET": secret(config.data / "tenant_secret"),
+        if config.verifiers > 1:
+            plan["verifier"]["THREADS"] = str(max(1, min(THREADS, _cores() // config.verifiers)))
+            plan["drafter"]["MAX_VERIFIERS"] = str(2 * config.verifiers)  # one that comes back may be seen twice
+        chosen = {
+            name: plan[service_of(name)] | dict(config.settings.get(service_of(name), {})) for name in self._addresses
         }
-        return {name: settings | dict(config.settings.get(name, {})) for name, settings in plan.items()}
+        return {name: settings | dict(config.settings.get(name, {})) for name, settings in chosen.items()}
 
     def _command(self, name: str, settings: Mapping[str, str]) -> Command:
         address, admin = self._addresses[name]
@@ -246,4 +282,19 @@ class Stack:
         env = {key: value for key, value in os.environ.items() if not key.startswith("HEDGEROW_")}
         env |= {f"HEDGEROW_{key}": value for key, value in mine.items()} | {"PYTHONUNBUFFERED": "1"}
         env.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
-        return Command(name, [sys.executable, "-m", f"services.{name}"], env, self.config.root)
+        return Command(name, [sys.executable, "-m", f"services.{service_of(name)}"], env, self.config.root)
+
+
+def service_of(name: str) -> str:
+    """The service that a process is one of: "gateway-2" is a "gateway"."""
+    return name.partition("-")[0]
+
+
+def instances(service: str, count: int) -> list[str]:
+    """Names of the processes of a service; the first is called as the service is."""
+    return [service if number == 1 else f"{service}-{number}" for number in range(1, count + 1)]
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -24,6 +24,7 @@ ADDRESSES = ("LISTEN", "ADMIN_LISTEN", "VERIFIER", "DRAFTER", "KVSTORE")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
 MAX_BUDGET = 63  # the verifier's default
+MOST_PROCESSES = 16  # of one service
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -38,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     drafter.add_argument("--no-drafter", action="store_true", help="plain decoding, no drafter process")
     parser.add_argument("--listen", default="127.0.0.1:7411", metavar="HOST:PORT", help="address of the gateway")
+    for service, more in (
+        ("gateway", "on the ports after --listen"),
+        ("verifier", "each loads the model"),
+        ("kvstore", "on the same Redis"),
+    ):
+        parser.add_argument(f"--{service}s", type=int, default=1, metavar="N", help=f"{service} processes, {more}")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the embedded store; .hedgerow if not given")
     parser.add_argument("--redis", metavar="URL", help="use this Redis instead of the embedded one")
     parser.add_argument("--budget", type=int, metavar="N", help="most nodes of a tree for requests that do not say")
@@ -65,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         stack = Stack(config, _log)
         stack.start(_say)
         with _stopped(stack):
-            _say(f"hedgerow is up: {stack.address('gateway')}   (Ctrl-C stops it)")
+            _say(f"hedgerow is up: {stack.addresses('gateway')}   (Ctrl-C stops it)")
             status = 0
             threading.Event().wait()
     except KeyboardInterrupt:
@@ -83,7 +90,12 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
     model: Path = args.model or root / BUNDLED
     if not model.is_dir():  # before its drafter's name is made of it
         raise InvalidRequest("--model", str(model), "an existing folder")
-    parse_address(args.listen)
+    _, port = parse_address(args.listen)
+    for option in ("gateways", "verifiers", "kvstores"):
+        if not 1 <= getattr(args, option) <= MOST_PROCESSES:
+            raise InvalidRequest(f"--{option}", getattr(args, option), f"in [1, {MOST_PROCESSES}]")
+    if port and port + args.gateways > 1 << 16:
+        raise InvalidRequest("--listen", args.listen, f"a port that leaves room for {args.gateways} gateways")
     settings = _settings(args.set)
     most = settings.get("verifier", {}).get("MAX_BUDGET", str(MAX_BUDGET))
     if args.budget is not None and (args.budget < 0 or (most.isdecimal() and args.budget > int(most))):
@@ -94,6 +106,9 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
         drafter=None if args.no_drafter else _drafter(args.drafter, model),
         data=(args.data or root / ".hedgerow").resolve(),
         listen=args.listen,
+        gateways=args.gateways,
+        verifiers=args.verifiers,
+        kvstores=args.kvstores,
         redis_url=args.redis,
         budget=args.budget,
         log_level=args.log_level,
@@ -132,7 +147,7 @@ def _drafter(given: Path | None, model: Path) -> Path:
 def _log(name: str, text: str) -> None:
     """One log of all services. One write a line: the services' threads write here too, and must outlive its reader."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{name:>8} | {text}\n")
+        sys.stderr.write(f"{name:>10} | {text}\n")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ import pytest
 
 import hedgerow
 from hedgerow.cli import up
-from hedgerow.cli.supervisor import StackConfig, find_checkout, parse_address
+from hedgerow.cli.child import Child
+from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout, parse_address
 from hedgerow.errors import InvalidRequest, Unavailable
 from services.verifier.config import VerifierServiceConfig
 
@@ -60,6 +61,56 @@ def test_a_budget_above_the_verifiers_is_refused_at_once(checkout: Path) -> None
         config(checkout, "--budget", "64")
     assert config(checkout, "--budget", "63").budget == 63
     assert config(checkout, "--budget", "64", "--set", "verifier.max_budget=64").budget == 64
+
+
+def test_several_of_a_service_are_asked_for_by_number(checkout: Path) -> None:
+    chosen = config(checkout)
+    assert (chosen.gateways, chosen.verifiers, chosen.kvstores) == (1, 1, 1)
+    chosen = config(checkout, "--gateways", "2", "--verifiers", "3", "--kvstores", "4")
+    assert (chosen.gateways, chosen.verifiers, chosen.kvstores) == (2, 3, 4)
+
+
+@pytest.mark.parametrize("option", ["--gateways", "--verifiers", "--kvstores"])
+@pytest.mark.parametrize("number", ["0", "-1", "17"])
+def test_a_number_of_processes_has_limits(checkout: Path, option: str, number: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"{option}: {number} is not allowed: in \[1, 16\]"):
+        config(checkout, option, number)
+
+
+def test_every_gateway_needs_a_port(checkout: Path) -> None:
+    assert config(checkout, "--listen", "127.0.0.1:65534", "--gateways", "2").gateways == 2
+    with pytest.raises(InvalidRequest, match="leaves room for 3 gateways"):
+        config(checkout, "--listen", "127.0.0.1:65534", "--gateways", "3")
+
+
+def test_every_gateway_knows_all_verifiers_and_kvstores(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"gateway": {"CLIENT_LAG": "7"}, "gateway-2": {"CLIENT_LAG": "8"}}
+    asked = StackConfig(
+        checkout,
+        checkout / "other",
+        checkout / "data",
+        listen="[::1]:0",
+        gateways=2,
+        verifiers=2,
+        kvstores=2,
+        redis_url="redis://127.0.0.1:1/0",
+        settings=settings,
+    )
+    stack = Stack(asked)
+    monkeypatch.setattr(Child, "start", lambda self: None)
+    monkeypatch.setattr(Child, "wait_ready", lambda self, *arguments: None)
+    stack.start()
+    names = ("kvstore", "kvstore-2", "verifier", "verifier-2", "gateway", "gateway-2")
+    assert stack.services == names
+    env = {name: stack._children[name].command.env for name in names}
+    assert len({env[name]["HEDGEROW_LISTEN"] for name in names}) == len(names)
+    for name, lag in (("gateway", "7"), ("gateway-2", "8")):
+        assert env[name]["HEDGEROW_VERIFIER"] == f"{stack.address('verifier')},{stack.address('verifier-2')}"
+        assert env[name]["HEDGEROW_KVSTORE"] == f"{stack.address('kvstore')},{stack.address('kvstore-2')}"
+        assert env[name]["HEDGEROW_CLIENT_LAG"] == lag
+        assert env[name]["HEDGEROW_LISTEN"].startswith("[::1]:")
+    assert env["gateway"]["HEDGEROW_TENANT_SECRET"] == env["gateway-2"]["HEDGEROW_TENANT_SECRET"]
+    assert env["kvstore-2"]["HEDGEROW_REDIS_URL"] == "redis://127.0.0.1:1/0"
 
 
 def test_a_model_that_is_not_there_is_blamed_itself(checkout: Path) -> None:
