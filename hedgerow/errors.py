@@ -6,7 +6,9 @@ HedgerowError
  |   +- SessionUnknown   no session of this id was ever here, or it is long gone
  |   +- SessionExpired   its retention is over
  |   +- SessionDeleted   somebody deleted it, or it is another one of the same id
- +- AlreadyExists       the id or idempotency key is taken                   never retry as it is
+ +- AlreadyExists       the id is taken                                      never retry as it is
+ +- KeyConflict         the idempotency key belongs to another request       never retry as it is
+ +- SessionFailed       the session has ended with an error                  never retry as it is
  +- Unsupported         a valid request that this version does not serve     never retry as it is
  +- Overloaded          a bounded queue is full                              retry after `retry_after`
  +- Unavailable         a peer or a resource is not there now                retry after `retry_after`
@@ -98,6 +100,35 @@ class AlreadyExists(HedgerowError):
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(f"{kind} {name!r} exists", metadata={"kind": kind, "name": name})
+
+
+class KeyConflict(HedgerowError):
+    """The idempotency key belongs to a request whose `field` has another value."""
+
+    reason = "IDEMPOTENCY_CONFLICT"
+
+    def __init__(self, field: str, session_id: str) -> None:
+        super().__init__(
+            f"idempotency_key: session {session_id} was started under it with another {field}",
+            metadata={"field": field, "session_id": session_id},
+        )
+
+    @property
+    def field(self) -> str:
+        """The field that differs, as the protos name it."""
+        return self.metadata.get("field", "")
+
+
+class SessionFailed(HedgerowError):
+    """The session has ended with an error, which was told when it did."""
+
+    reason = "SESSION_FAILED"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"session {session_id} has ended with an error; start another, under another idempotency key",
+            metadata={"session_id": session_id},
+        )
 
 
 class Unsupported(HedgerowError):

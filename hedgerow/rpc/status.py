@@ -38,6 +38,8 @@ TABLE: tuple[tuple[grpc.StatusCode, type[HedgerowError]], ...] = (
     (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
     (grpc.StatusCode.UNAVAILABLE, errors.Unavailable),
     (grpc.StatusCode.ABORTED, errors.Fenced),
+    (grpc.StatusCode.ABORTED, errors.KeyConflict),
+    (grpc.StatusCode.FAILED_PRECONDITION, errors.SessionFailed),
     (grpc.StatusCode.CANCELLED, errors.Cancelled),
     (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
     (grpc.StatusCode.DATA_LOSS, errors.LostSuffix),

@@ -28,6 +28,8 @@ SAMPLES: list[tuple[errors.HedgerowError, grpc.StatusCode]] = [
     (errors.LostSuffix("lost", metadata={"stored": "ab", "yours": "cd"}), grpc.StatusCode.DATA_LOSS),
     (errors.InvariantViolation("two tokens at 5"), grpc.StatusCode.INTERNAL),
     (errors.Internal("oops"), grpc.StatusCode.INTERNAL),
+    (errors.KeyConflict("sampling.seed", "s"), grpc.StatusCode.ABORTED),
+    (errors.SessionFailed("s"), grpc.StatusCode.FAILED_PRECONDITION),
 ]
 
 
