@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hedgerow import digest
 from hedgerow.errors import Fenced, HedgerowError, InvariantViolation
 from services.gateway.messages import Append, End, State, StepStats, Stored, Timings, Update, Usage
 from services.gateway.types import Finish, Record, Trace
 
-# A reader that comes late or reads slowly is given this many tokens at a time.
-PIECE_TOKENS = 4096
+if TYPE_CHECKING:
+    from services.gateway.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,6 @@ class _Unacked(NamedTuple):
     note: Note | None
 
 
-class Piece(NamedTuple):
-    """Committed tokens that a reader has not had. `last`: the session is over after them."""
-
-    offset: int
-    tokens: Sequence[int]
-    digest: bytes  # after them
-    notes: Sequence[Note]
-    last: bool
-
-
 class Session:
     """One durable generation. `end` is set when the end is decided, `done` when the store has it or there is no hope.
 
@@ -86,6 +76,7 @@ class Session:
         self.held_since: float | None = None  # since when it is told less than it could be, for a slow reader
         self.end: End | None = None
         self.done = False
+        self.pausing: HedgerowError | None = None  # what readers get once its appends have settled
         self.error: HedgerowError | None = None
         self.timings: Timings | None = None
         self.notes: list[Note] = []
@@ -94,11 +85,18 @@ class Session:
         self._steps = self._draft_tokens = self._accepted = 0
 
     @classmethod
+    def restored(cls, stored: Stored, epoch: int, options: Options = Options()) -> Session:
+        """A session with all that the store has of it in place, to be gone on with under a new lease."""
+        session = cls(stored.record, epoch, options)
+        session.tokens.extend(stored.tokens)
+        session.acked = session.told = len(session.tokens)
+        session.digest = session.acked_digest = stored.state.digest
+        return session
+
+    @classmethod
     def ended(cls, stored: Stored) -> Session:
         """A session that is over, for readers that come after its end."""
-        session = cls(stored.record, stored.state.epoch)
-        session.tokens.extend(stored.tokens)
-        session.acked, session.acked_digest = len(session.tokens), stored.state.digest
+        session = cls.restored(stored, stored.state.epoch)
         session.end, session.done = _recorded_end(stored.state), True
         return session
 
@@ -152,6 +150,11 @@ class Session:
             self.error = Fenced(self.id, self.epoch, state.epoch)
         self._stop()
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of it is on its way to the store."""
+        return not self._unacked
+
     def fail(self, error: HedgerowError) -> None:
         """End without a record of it: readers get what is committed, then `error`."""
         self.end = self.end or End(Finish.ERROR, self.usage(self.acked))
@@ -189,35 +192,6 @@ class Session:
         self.done = True
         self._unacked.clear()
         self.wake()
-
-
-class Reader:
-    """One client's place in a session. `wake` is called when `take` may have something; `taken` after each take."""
-
-    def __init__(self, session: Session, wake: Callable[[], None], taken: Callable[[Session], None]) -> None:
-        self.session, self.wake, self._taken = session, wake, taken
-        self.cursor = 0
-        self._digest = session.first_digest
-        self._note = 0
-
-    def take(self) -> Piece | None:
-        """What is committed and not yet taken, in one piece however many steps it took; None: nothing yet."""
-        session, begin = self.session, self.cursor
-        end = min(session.acked, begin + PIECE_TOKENS)
-        last = session.done and end == session.acked
-        if end == begin and not last:
-            return None
-        tokens = session.tokens[begin:end]
-        self._digest = session.acked_digest if end == session.acked else digest.extend(self._digest, tokens)
-        self.cursor = end
-        self._taken(session)
-        return Piece(begin, tokens, self._digest, self._take_notes(end), last)
-
-    def _take_notes(self, end: int) -> Sequence[Note]:
-        notes, begin = self.session.notes, self._note
-        while self._note < len(notes) and notes[self._note].end <= end:
-            self._note += 1
-        return notes[begin : self._note]
 
 
 def _recorded_end(state: State) -> End:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from services.gateway.detokenizer import Detokenizer
 from services.gateway.messages import End, Timings
-from services.gateway.session import Note, Piece, Reader, Session
+from services.gateway.reader import Piece, Reader
+from services.gateway.session import Note, Session
 from services.gateway.types import Mode, Record
 
 

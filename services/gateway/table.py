@@ -21,7 +21,8 @@ from hedgerow.errors import (
     Unavailable,
 )
 from services.gateway.messages import Append, Appended, AppendStatus, Start, State, Timings, Update
-from services.gateway.session import Gap, Options, Reader, Session
+from services.gateway.reader import Reader
+from services.gateway.session import Gap, Options, Session
 from services.gateway.types import Finish, Record
 
 # A verifier whose updates never fit is broken; attaching again and again would hide it.

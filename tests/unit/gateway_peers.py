@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from hedgerow import digest
 from services.gateway.messages import Append, Appended, AppendStatus, End, Start, State, StepStats, Timings, Update
-from services.gateway.session import Options, Reader, Session
+from services.gateway.reader import Reader
+from services.gateway.session import Options, Session
 from services.gateway.table import SessionTable
 from services.gateway.types import Fingerprint, Finish, Mode, Record, Sampling, Speculation
 

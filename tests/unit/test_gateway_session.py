@@ -11,7 +11,8 @@ import pytest
 from hedgerow import digest
 from hedgerow.errors import Fenced, InvariantViolation, LostSuffix, Overloaded, SessionDeleted, Unavailable
 from services.gateway.messages import Appended, AppendStatus, State, Usage
-from services.gateway.session import PIECE_TOKENS, Options, Session
+from services.gateway.reader import PIECE_TOKENS
+from services.gateway.session import Options, Session
 from services.gateway.table import MAX_ATTEMPTS
 from services.gateway.types import Finish
 from tests.unit.gateway_peers import (
