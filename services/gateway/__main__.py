@@ -36,7 +36,8 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     health.report("verifier", NOT_REACHED)
     health.report("kvstore", NOT_REACHED)
     verifier = VerifierPeer(config.verifier, owner, tokenizer.vocab_size, partial(health.report, "verifier"))
-    store = StorePeer(config.kvstore, owner, config.store_patience, partial(health.report, "kvstore"))
+    told = partial(health.report, "kvstore")
+    store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds)
     gateway = Gateway(config, tokenizer, verifier, store)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: log.info("held", **gateway.held()))
 

@@ -21,7 +21,7 @@ class GatewayConfig(ServerConfig):
         metadata={"min": MIB, "max": 1024 * MIB, "help": "bytes of the largest message; more than a prompt may have"},
     )
     verifier: str = field(metadata={"help": "address of the verifier"})
-    kvstore: str = field(metadata={"help": "address of the kvstore"})
+    kvstore: str = field(metadata={"help": "addresses of the kvstore's replicas, comma-separated"})
     model_path: Path = field(metadata={"help": "folder with tiktoken.model and tokenizer_config.json"})
     tenant_secret: str = field(
         default="",
@@ -45,5 +45,13 @@ class GatewayConfig(ServerConfig):
         default=60.0, metadata={"min": 0.1, "max": 86_400, "help": "seconds for which a sequence is held"}
     )
     store_patience: float = field(
-        default=10.0, metadata={"min": 0.1, "max": 3600, "help": "seconds without the store before sessions end"}
+        default=120.0, metadata={"min": 0.1, "max": 3600, "help": "seconds without the store before sessions end"}
+    )
+    lease_seconds: float = field(
+        default=4.0,
+        metadata={
+            "min": 0.2,
+            "max": 3600,
+            "help": "seconds after which others may take the sessions of a dead gateway",
+        },
     )

@@ -1,9 +1,8 @@
-"""Protobuf to plain data and back: the whole wire of the gateway, no I/O."""
+"""Protobuf to plain data and back, no I/O: clients and verifiers here, the store in convert_store.py."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from typing import Any
 
 from hedgerow import errors
@@ -11,7 +10,6 @@ from hedgerow.errors import HedgerowError
 from hedgerow.rpc.status import KIND_OF_REASON
 from hedgerow.v1 import common_pb2 as common
 from hedgerow.v1 import gateway_pb2 as public
-from hedgerow.v1 import kvstore_pb2 as kv
 from hedgerow.v1 import verifier_pb2 as engine
 from services.gateway import messages as m
 from services.gateway import stream, types
@@ -95,9 +93,9 @@ def event(e: stream.Event, *, with_steps: bool) -> public.GenerateResponse:
     if isinstance(e, stream.Started):
         return public.GenerateResponse(event=public.SessionEvent(started=_started(e)))
     finished = public.SessionFinished(
-        reason=_number(e.end.reason), matched_stop=e.end.matched_stop, matched_token=e.end.matched_token,
+        reason=number(e.end.reason), matched_stop=e.end.matched_stop, matched_token=e.end.matched_token,
         usage=usage_pb(e.end.usage), timings=_timings_pb(e.timings) if e.timings else None,
-        token_offset=e.token_offset, text_offset=e.text_offset, digest=e.digest, mode=_number(e.mode),
+        token_offset=e.token_offset, text_offset=e.text_offset, digest=e.digest, mode=number(e.mode),
     )  # fmt: skip
     return public.GenerateResponse(event=public.SessionEvent(finished=finished))
 
@@ -106,7 +104,7 @@ def _started(e: stream.Started) -> public.SessionStarted:
     r = e.record
     return public.SessionStarted(
         session_id=r.session_id, model=r.model, prompt_tokens=len(r.prompt), sampling=sampling_pb(r.resolved),
-        fingerprint=fingerprint_pb(r.fingerprint), mode=_number(r.mode), digest=e.digest,
+        fingerprint=fingerprint_pb(r.fingerprint), mode=number(r.mode), digest=e.digest,
     )  # fmt: skip
 
 
@@ -114,8 +112,8 @@ def session(s: m.Stored) -> public.GetSessionResponse:
     """What is recorded of a session."""
     return public.GetSessionResponse(
         session_id=s.record.session_id, model=s.record.model, prompt_tokens=len(s.record.prompt),
-        token_count=s.state.length, finish_reason=_number(s.state.finish), usage=usage_pb(s.state.usage),
-        digest=s.state.digest, sampling=sampling_pb(s.record.resolved), mode=_number(s.record.mode),
+        token_count=s.state.length, finish_reason=number(s.state.finish), usage=usage_pb(s.state.usage),
+        digest=s.state.digest, sampling=sampling_pb(s.record.resolved), mode=number(s.record.mode),
         fingerprint=fingerprint_pb(s.record.fingerprint),
     )  # fmt: skip
 
@@ -168,9 +166,9 @@ def _start(s: m.Start) -> engine.StartSequence:
     return engine.StartSequence(
         session_id=s.record.session_id, epoch=s.epoch, attempt=s.attempt, prompt=s.record.prompt,
         committed=s.committed, digest=s.digest, sampling=sampling_pb(s.record.resolved),
-        speculation=_speculation_pb(s.record.speculation), priority=s.priority, tenant=s.record.tenant,
+        speculation=speculation_pb(s.record.speculation), priority=s.priority, tenant=s.record.tenant,
         deadline_ms=s.deadline_ms, trace=common.TraceContext(**vars(s.trace)), return_trees=s.return_trees,
-        mode=_number(s.record.mode),
+        mode=number(s.record.mode),
     )  # fmt: skip
 
 
@@ -208,79 +206,16 @@ def sequence_error(e: engine.SequenceError) -> HedgerowError:
     return error
 
 
-# ---- kvstore
-
-
-def record_pb(r: types.Record) -> kv.SessionRecord:
-    """What the store keeps for good."""
-    return kv.SessionRecord(
-        session_id=r.session_id, birth=r.birth, model=r.model, tenant=r.tenant, prompt=r.prompt,
-        requested=sampling_pb(r.requested), resolved=sampling_pb(r.resolved),
-        fingerprint=fingerprint_pb(r.fingerprint), mode=_number(r.mode), created_unix_ms=r.created_unix_ms,
-        speculation=_speculation_pb(r.speculation),
-    )  # fmt: skip
-
-
-def stored(r: kv.KvStoreServiceGetSessionResponse) -> m.Stored:
-    """A session as the store has it."""
-    p = r.record
-    record = types.Record(
-        p.session_id, p.birth, p.model, p.tenant, tuple(p.prompt), sampling(p.requested), sampling(p.resolved),
-        types.Speculation(optional(p.speculation, "budget"), optional(p.speculation, "topk_cap")),
-        row(types.Fingerprint, p.fingerprint), known(types.Mode, p.mode), p.created_unix_ms,
-    )  # fmt: skip
-    return m.Stored(record, state(r.state), r.tokens[:])
-
-
-def created(r: kv.CreateSessionResponse) -> m.Created:
-    """The first lease, or what is there."""
-    return m.Created(r.lease.epoch, None if r.created else state(r.existing))
-
-
-def append(batch_id: int, entries: Iterable[m.Append], owner: bytes) -> kv.AppendRequest:
-    """One message for all of `entries`."""
-    return kv.AppendRequest(batch_id=batch_id, entries=[_entry(entry, owner) for entry in entries])
-
-
-def _entry(e: m.Append, owner: bytes) -> kv.AppendEntry:
-    entry = kv.AppendEntry(
-        session_id=e.session_id, lease=common.Lease(epoch=e.epoch, owner=owner), birth=e.birth, offset=e.offset,
-        tokens=e.tokens, digest_before=e.before, digest_after=e.after,
-    )  # fmt: skip
-    if e.steps:
-        entry.steps.extend(common.StepStats(**step._asdict()) for step in e.steps)
-    if e.end:
-        entry.finish_reason = _number(e.end.reason)
-        entry.usage.CopyFrom(usage_pb(e.end.usage))
-        entry.matched_stop = e.end.matched_stop
-        if e.end.matched_token is not None:
-            entry.matched_token = e.end.matched_token
-    return entry
-
-
-def appended(r: kv.AppendResponse) -> list[m.Appended]:
-    """The answers of one message."""
-    return [m.Appended(a.session_id, known(m.AppendStatus, a.status), state(a.state)) for a in r.results]
-
-
-def state(s: kv.SessionState) -> m.State:
-    """What the store holds of a session."""
-    usage = row(m.Usage, s.usage) if s.finish_reason else m.Usage()
-    return m.State(
-        s.epoch, s.owner, s.length, s.digest, known(types.Finish, s.finish_reason), usage, s.cancel_marked,
-        s.matched_stop, optional(s, "matched_token"),
-    )  # fmt: skip
-
-
 # ---- parts
 
 
-def _number(value: enum.IntEnum) -> Any:
+def number(value: enum.IntEnum) -> Any:
     """An enum's number, in the type that the generated code wants."""
     return int(value)
 
 
-def _speculation_pb(s: types.Speculation) -> common.SpeculationParams:
+def speculation_pb(s: types.Speculation) -> common.SpeculationParams:
+    """Field by field; None stays unset."""
     return common.SpeculationParams(budget=s.budget, topk_cap=s.topk_cap)
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hedgerow.errors import HedgerowError, Overloaded, Unavailable
 from hedgerow.rpc.logs import get_log
-from services.gateway.messages import State, Stored, Usage
+from services.gateway.messages import Granted, State, Stored, Usage
 from services.gateway.types import Finish, Record
 
 ALL = (1 << 31) - 1  # from this offset on there are no tokens
@@ -25,8 +25,8 @@ class Store(Protocol):
     async def get(self, session_id: str, from_offset: int = 0) -> Stored:
         """A session as it is recorded."""
 
-    async def acquire(self, record: Record) -> int:
-        """The epoch of a new lease. Raises Fenced while the session's owner lives."""
+    async def acquire(self, record: Record) -> Granted:
+        """A new lease. Raises Fenced while the session's owner lives."""
 
     async def end(self, record: Record, epoch: int, finish: Finish, usage: Usage) -> State:
         """What is recorded then: an earlier end wins."""
@@ -80,5 +80,5 @@ class Endings:
         record, state = stored.record, stored.state
         if state.finish:
             return
-        epoch = state.epoch if state.owner == self._store.owner else await self._store.acquire(record)
+        epoch = state.epoch if state.owner == self._store.owner else (await self._store.acquire(record)).epoch
         await self._store.end(record, epoch, finish, Usage(len(record.prompt), state.length))

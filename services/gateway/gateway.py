@@ -16,12 +16,13 @@ from hedgerow.errors import AlreadyExists, Fenced, Overloaded, Unavailable
 from hedgerow.rpc.logs import get_log
 from services.gateway.config import GatewayConfig
 from services.gateway.endings import ALL, Endings
+from services.gateway.leases import Leases
 from services.gateway.limits import KEY_BYTES, check_bytes
 from services.gateway.messages import Created, Stored
 from services.gateway.peers import VerifierPeer
 from services.gateway.resolve import SEEDS, Limits, Resolved, Resolver, check_model, default_thinking
 from services.gateway.session import Options, Session
-from services.gateway.store_peer import LEASE_TTL, StorePeer
+from services.gateway.store_peer import StorePeer
 from services.gateway.stream import Stream
 from services.gateway.table import SessionTable
 from services.gateway.tokenizer import Tokenizer
@@ -50,9 +51,11 @@ class Gateway:
         limits = Limits(config.max_prompt_bytes, config.default_max_tokens)
         self._resolver = Resolver(tokenizer, limits, default_thinking(config.model_path))
         self._endings = Endings(store, config.max_sessions)
+        self._leases = Leases(store, config.store_patience)
         self.table = SessionTable(
             verifier,
             store,
+            self._leases,
             lag=config.client_lag,
             patience=config.client_patience,
             unrecorded=self._endings.remember,
@@ -64,14 +67,14 @@ class Gateway:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._verifier.run(self.table.stepped, self.table.engine_lost))
             tasks.create_task(self._store.run(self.table.appended, self.table.store_lost))
-            tasks.create_task(every(LEASE_TTL / 3, self._renew))
+            tasks.create_task(every(self._config.lease_seconds / 4, self._renew))
             tasks.create_task(every(1.0, self._sweep))
             tasks.create_task(every(1.0, self._endings.record))
 
     async def drained(self, patience: float) -> None:
         """Return once the store has every session's end, or after about `patience` seconds."""
         for _ in range(int(patience / POLL)):
-            if not self.table.sessions and not self._creating and not len(self._endings):
+            if not self.table.sessions and not self._creating and not len(self._endings) and not len(self._leases):
                 return
             await asyncio.sleep(POLL)
 
@@ -83,6 +86,7 @@ class Gateway:
             "readers": sum(len(session.readers) for session in self.table.sessions.values()),
             "unanswered": self._store.unanswered,
             "unrecorded": len(self._endings),
+            "leases": len(self._leases),
             "dropped": self.table.dropped,
             "tasks": len(asyncio.all_tasks()),
         }

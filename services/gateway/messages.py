@@ -139,6 +139,7 @@ class State(NamedTuple):
     cancel_marked: bool = False
     matched_stop: str = ""
     matched_token: int | None = None
+    best_effort_from: int | None = None
 
 
 class Appended(NamedTuple):
@@ -162,3 +163,35 @@ class Stored(NamedTuple):
     record: Record
     state: State
     tokens: Sequence[int]
+
+
+class Granted(NamedTuple):
+    """A lease of this gateway, and the session that it covers."""
+
+    epoch: int
+    state: State
+
+
+class Expired(NamedTuple):
+    """A running session that nobody drives."""
+
+    session_id: str
+    state: State
+    detach: bool
+    deadline_unix_ms: int
+
+
+class ExpiredPage(NamedTuple):
+    """Some of those sessions; `cursor` is for the next page, empty where there is none."""
+
+    sessions: Sequence[Expired]
+    cursor: str
+
+
+class Growth(NamedTuple):
+    """Committed tokens of a session that is followed; `state` with the last of them, which is its end."""
+
+    offset: int
+    tokens: Sequence[int]
+    digest: bytes  # after them
+    state: State | None

@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 
-from hedgerow.errors import DeadlineExceeded, HedgerowError, InvalidRequest, Unavailable
+from hedgerow.errors import HedgerowError, InvalidRequest, Unavailable
 from hedgerow.rpc.channel import open_channel
 from hedgerow.rpc.logs import get_log
-from hedgerow.rpc.status import from_rpc_error
 from hedgerow.v1 import verifier_pb2 as engine
 from hedgerow.v1.verifier_pb2_grpc import VerifierServiceStub
 from services.gateway import convert
 from services.gateway.messages import Start, Timings, Update
 from services.gateway.outgoing import At, Outgoing
+from services.gateway.store_calls import unreachable
 from services.gateway.types import Model
 
 FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds between attempts to reach a peer
@@ -125,14 +125,6 @@ class VerifierPeer:
                 while (told := self._out.take()) is not None:
                     self.messages_sent += 1
                     await call.write(convert.attach(told))
-
-
-def unreachable(peer: str, error: grpc.aio.AioRpcError) -> HedgerowError:
-    """What the peer said; where it said nothing, that it is not there. Its deadline is ours, never the caller's."""
-    told = from_rpc_error(error)
-    if isinstance(told, DeadlineExceeded) or (isinstance(told, Unavailable) and not told.metadata):
-        return Unavailable(peer, told.message)
-    return told
 
 
 async def ended(task: asyncio.Task[None] | None) -> None:

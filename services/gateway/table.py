@@ -20,7 +20,7 @@ from hedgerow.errors import (
     SessionDeleted,
     Unavailable,
 )
-from services.gateway.messages import Append, Appended, AppendStatus, Start, State, Timings, Update
+from services.gateway.messages import Append, Appended, AppendStatus, Granted, Start, State, Stored, Timings, Update
 from services.gateway.reader import Reader
 from services.gateway.session import Gap, Options, Session
 from services.gateway.types import Finish, Record
@@ -53,6 +53,21 @@ class Store(Protocol):
         """Enqueue one message; its answers come in the same order, and messages are answered in the order sent."""
 
 
+class Leases(Protocol):
+    """Leases as a session sees them. Calls only enqueue."""
+
+    def release(self, record: Record, epoch: int) -> None:
+        """Give a lease up: the session goes on wherever somebody asks for it."""
+
+    def repair(
+        self, record: Record, epoch: int, floor: int, repaired: Callable[[Granted | HedgerowError], None]
+    ) -> None:
+        """Take a session of this gateway, under `epoch`, again under an epoch above `floor`: the store has forgotten
+        some of it, the record included where need be, or a verifier has seen that epoch. Refused with Fenced where it
+        is another gateway's by now.
+        """
+
+
 class SessionTable:
     """Sessions by id, from their first lease until the store has their end.
 
@@ -65,13 +80,15 @@ class SessionTable:
         self,
         engine: Engine,
         store: Store,
+        leases: Leases,
         *,
         lag: int,
         patience: float,
         unrecorded: Callable[[Record], None] = lambda record: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._store, self._unrecorded, self._clock = engine, store, unrecorded, clock
+        self._engine, self._store, self._leases = engine, store, leases
+        self._unrecorded, self._clock = unrecorded, clock
         self._lag, self._patience = lag, patience
         self.sessions: dict[str, Session] = {}
         self.dropped = 0
@@ -79,14 +96,26 @@ class SessionTable:
 
     def begin(self, record: Record, epoch: int, options: Options) -> Session:
         """Own a session that the store has just created, and attach it."""
-        session = Session(record, epoch, options)
-        self.sessions[session.id] = session
-        self._attach(session)
-        return session
+        return self._begin(Session(record, epoch, options))
 
-    def read(self, session: Session, wake: Callable[[], None]) -> Reader:
-        """A reader from the first token on."""
-        reader = Reader(session, wake, self._taken)
+    def take_over(self, stored: Stored, epoch: int, options: Options) -> Session:
+        """Own a session that another gateway left, and attach it. `stored` has all of its committed tokens."""
+        return self._begin(Session.restored(stored, epoch, options))
+
+    def pause(self, session: Session, error: HedgerowError | None = None) -> None:
+        """Stop computing and give the lease up, once the appends on their way have settled.
+
+        The session stays as running in the store. Whoever still reads gets `error`, by default a retryable one.
+        """
+        if session.end is not None or session.pausing:
+            return
+        session.pausing = error or Unavailable(f"session {session.id}", "it is paused; resume it", 0.1)
+        self._engine.cancel(session.id, session.epoch, session.attempt)
+        self._settle(session)
+
+    def read(self, session: Session, wake: Callable[[], None], offset: int = 0, digest: bytes = b"") -> Reader:
+        """A reader from `offset` on; `digest` is the one there, empty: not known. See Reader."""
+        reader = Reader(session, wake, self._taken, offset, digest)
         session.readers.add(reader)
         return reader
 
@@ -131,6 +160,7 @@ class SessionTable:
                 del self.sessions[session.id]
             elif result.state.cancel_marked:
                 self.cancel(session)
+            self._settle(session)
         for session in grown.values():
             self._tell(session)
 
@@ -162,6 +192,7 @@ class SessionTable:
         if (
             session is None
             or session.end is not None
+            or session.pausing
             or (update.epoch, update.attempt) != (session.epoch, session.attempt)
         ):
             self.dropped += 1
@@ -174,6 +205,18 @@ class SessionTable:
         except InvariantViolation as error:
             self._engine.cancel(session.id, session.epoch, session.attempt)
             return session.close(Finish.ERROR, now_ns, error)
+
+    def _begin(self, session: Session) -> Session:
+        self.sessions[session.id] = session
+        self._attach(session)
+        return session
+
+    def _settle(self, session: Session) -> None:
+        """Drop a session that is to be paused, once nothing of it is on its way."""
+        if session.pausing and session.end is None and session.settled:
+            del self.sessions[session.id]
+            session.fail(session.pausing)
+            self._leases.release(session.record, session.epoch)
 
     def _attach(self, session: Session) -> None:
         if session.attempt == MAX_ATTEMPTS:

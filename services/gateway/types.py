@@ -167,3 +167,8 @@ class Record:
     fingerprint: Fingerprint
     mode: Mode
     created_unix_ms: int
+    detach: bool = False
+    deadline_unix_ms: int = 0  # 0: none
+    priority: int = 0
+    return_steps: bool = False
+    return_trees: bool = False

@@ -101,7 +101,8 @@ def test_services_do_not_import_transformers() -> None:
 
 def test_grpc_and_protobuf_stay_at_the_edge() -> None:
     edge = re.compile(
-        r"services/\w+/(servicer|convert|peers|store_peer)\.py|hedgerow/rpc/\w+\.py|hedgerow/client/\w+\.py"
+        r"services/\w+/(servicer|convert|convert_store|peers|store_peer|store_calls)\.py"
+        r"|hedgerow/rpc/\w+\.py|hedgerow/client/\w+\.py"
     )
     inside = [
         str(path.relative_to(ROOT))

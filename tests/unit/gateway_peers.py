@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hedgerow import digest
-from services.gateway.messages import Append, Appended, AppendStatus, End, Start, State, StepStats, Timings, Update
+from hedgerow.errors import HedgerowError
+from services.gateway.messages import (
+    Append,
+    Appended,
+    AppendStatus,
+    End,
+    Granted,
+    Start,
+    State,
+    StepStats,
+    Timings,
+    Update,
+)
 from services.gateway.reader import Reader
 from services.gateway.session import Options, Session
 from services.gateway.table import SessionTable
@@ -108,6 +120,24 @@ class RecordingEngine:
         self.offsets[session_id] = offset
 
 
+class RecordingLeases:
+    """What was asked of leases; the test answers repairs."""
+
+    def __init__(self) -> None:
+        self.released: list[tuple[str, int]] = []
+        self.repairs: list[tuple[str, int, int]] = []
+        self.waiting: deque[Callable[[Granted | HedgerowError], None]] = deque()
+
+    def release(self, record: Record, epoch: int) -> None:
+        self.released.append((record.session_id, epoch))
+
+    def repair(
+        self, record: Record, epoch: int, floor: int, repaired: Callable[[Granted | HedgerowError], None]
+    ) -> None:
+        self.repairs.append((record.session_id, epoch, floor))
+        self.waiting.append(repaired)
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0
@@ -121,10 +151,12 @@ class Bench:
 
     def __init__(self, lag: int = 1000, patience: float = 10.0) -> None:
         self.engine, self.store, self.clock = RecordingEngine(), MemoryStore(), Clock()
+        self.leases = RecordingLeases()
         self.unrecorded: list[Record] = []
         self.table = SessionTable(
             self.engine,
             self.store,
+            self.leases,
             lag=lag,
             patience=patience,
             unrecorded=self.unrecorded.append,

@@ -12,7 +12,7 @@ from hedgerow.errors import Fenced, HedgerowError, InvariantViolation, SessionUn
 from services.gateway.config import GatewayConfig
 from services.gateway.endings import Endings
 from services.gateway.gateway import Gateway, every
-from services.gateway.messages import Append, Appended, AppendStatus, Created, State, Stored, Usage
+from services.gateway.messages import Append, Appended, AppendStatus, Created, Granted, State, Stored, Usage
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import Fingerprint, Finish, Generation, Model, Record, Sampling
 from tests.unit.gateway_peers import CANCELLED, ERROR, OWNER, Bench, record, update
@@ -53,13 +53,13 @@ class RecordedSessions:
         tokens = [7] * self.states[session_id].length if not from_offset else []
         return Stored(self.records[session_id], self.states[session_id], tokens)
 
-    async def acquire(self, record: Record) -> int:
+    async def acquire(self, record: Record) -> Granted:
         self._check()
         state = self.states[record.session_id]
         if state.owner in self.alive:
             raise Fenced(record.session_id, 0, state.epoch)
-        self.states[record.session_id] = state._replace(epoch=state.epoch + 1, owner=OWNER)
-        return state.epoch + 1
+        taken = self.states[record.session_id] = state._replace(epoch=state.epoch + 1, owner=OWNER)
+        return Granted(taken.epoch, taken)
 
     async def end(self, record: Record, epoch: int, finish: Finish, usage: Usage) -> State:
         self._check()
