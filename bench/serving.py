@@ -40,10 +40,15 @@ class Stream:
     counts: list[int] = field(default_factory=list)
     delays: list[float] = field(default_factory=list)  # milliseconds from the step's end to here
     steps: int = 0
+    first_steps: int = 0  # of the first chunk
 
     def rate(self) -> float:
         """Tokens a second after the first chunk."""
         return (sum(self.counts) - self.counts[0]) / (self.moments[-1] - self.moments[0])
+
+    def step_ms(self) -> float:
+        """Milliseconds a step, after the first chunk: what `bench.step` takes in one process, and all around it."""
+        return 1e3 * (self.moments[-1] - self.moments[0]) / (self.steps - self.first_steps)
 
 
 async def generate(client: AsyncClient, prompt: str, tokens: int, budget: int) -> Stream:
@@ -53,6 +58,7 @@ async def generate(client: AsyncClient, prompt: str, tokens: int, budget: int) -
         stream.moments.append(time.perf_counter())
         stream.counts.append(len(chunk.tokens))
         stream.steps += len(chunk.steps)
+        stream.first_steps = stream.first_steps or len(chunk.steps)
         if chunk.timings is not None:
             stream.delays.append((time.time_ns() - chunk.timings.step_end_unix_ns) / 1e6)
     return stream
@@ -65,14 +71,18 @@ def percentile(values: Sequence[float], share: float) -> float:
 async def speed(client: AsyncClient, prompts: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
     """Every budget on every prompt, in turns; the ratio is the median over prompts of paired ratios."""
     rates: dict[int, list[float]] = {budget: [] for budget in args.budgets}
+    steps: dict[int, list[float]] = {budget: [] for budget in args.budgets}
     for prompt in prompts[: args.prompts]:
         for budget in args.budgets:
-            rates[budget].append((await generate(client, prompt, args.tokens, budget)).rate())
+            stream = await generate(client, prompt, args.tokens, budget)
+            rates[budget].append(stream.rate())
+            steps[budget].append(stream.step_ms())
     out = {}
     for budget, mine in rates.items():
         ratio = statistics.median(a / b for a, b in zip(mine, rates[0], strict=True))
-        out[str(budget)] = {"tok_s": round(statistics.median(mine), 1), "ratio": round(ratio, 3)}
-        print(f"budget {budget:2}: {statistics.median(mine):6.1f} tok/s, {ratio:.2f} x plain", flush=True)
+        rate, step = statistics.median(mine), statistics.median(steps[budget])
+        out[str(budget)] = {"tok_s": round(rate, 1), "ratio": round(ratio, 3), "step_ms": round(step, 2)}
+        print(f"budget {budget:2}: {rate:6.1f} tok/s, {ratio:.2f} x plain, {step:.2f} ms a step", flush=True)
     return out
 
 
