@@ -22,7 +22,10 @@ class EngineConfig:
     max_budget: int = 63
     default_budget: int = 8  # of a start that names none
     max_context: int | None = None  # tokens of prompt and output together
-    run_ahead: int = 512  # emitted tokens beyond the committed offset at which a sequence is held
+    run_ahead: int = 512  # most tokens emitted beyond the committed offset; a sequence is held there
+    kept_ends: int = 256  # sequences that have ended and whose last tokens are not acknowledged
+    kept_tokens: int = 1 << 20  # of prompt and output of those, all together
+    kept_seconds: float = 60.0  # for which each of those is kept
     replay_rows: int = 64  # of one forced chain
     feature_ring: int = 2048  # positions a sequence whose features are kept for the drafter
     feature_rows: int = 1024  # feature rows in one draft request, all sequences together
@@ -45,6 +48,9 @@ _LEAST = {
     "default_budget": 0,
     "max_context": 2,
     "run_ahead": 1,
+    "kept_ends": 0,
+    "kept_tokens": 0,
+    "kept_seconds": 0,
     "replay_rows": 1,
     "feature_ring": 1,
     "feature_rows": 1,

@@ -73,7 +73,7 @@ class DraftDesk:
         )
 
     def trees(self, works: list[Work], batch: DraftBatch, answer: DraftAnswer | None) -> dict[int, Tree]:
-        """The usable trees by sequence number, cut to what each sequence can still emit."""
+        """The usable trees by sequence number, cut to what each sequence may emit in this step."""
         wanted = {draft.sequence: draft for draft in batch.works}
         del self._release[: len(batch.release)]  # told once: a drafter that missed it evicts them in time
         if answer is None or answer.step_id != batch.step_id:
@@ -88,7 +88,7 @@ class DraftDesk:
                 continue
             tree = self._checked(drafted, draft)
             if tree is not None:
-                trees[drafted.sequence] = shallow(tree, work.sequence.remaining - 1)
+                trees[drafted.sequence] = shallow(tree, work.room - 1)
         return trees
 
     def _note_sent(self, batch: DraftBatch, answer: DraftAnswer) -> None:

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hedgerow.engine.adopt import Pair, fenced
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.sampler import validate_sampling
 from hedgerow.engine.scheduler import Scheduler
 from hedgerow.engine.sequence import AttachedSequence
 from hedgerow.engine.types import Start
-from hedgerow.errors import Fenced, InvalidRequest, Overloaded
-
-Pair = tuple[int, int]  # (epoch, attempt)
+from hedgerow.errors import InvalidRequest, Overloaded
 
 
 class Cancel(NamedTuple):
@@ -70,9 +69,10 @@ class Inbox:
         return self._starts + len(self._scheduler.waiting)
 
     def start(self, start: Start) -> None:
-        """Queues a sequence. The same (epoch, attempt) again changes nothing; a higher one replaces the one held.
+        """Queues a sequence. The same (epoch, attempt) again changes nothing; a higher one goes on with the one held.
 
-        Raises InvalidRequest; Fenced when a higher pair is held; Overloaded when the queue is full.
+        Raises InvalidRequest; Fenced when a higher pair is held; Overloaded when the queue is full, but never for a
+        session that has its place here.
         """
         sequence = self._checked(start)
         with self._lock:
@@ -81,18 +81,22 @@ class Inbox:
                 return
             self._fence(start.session_id, sequence.pair)
             limit = self._config.max_waiting + self._scheduler.free_places
-            if self.waiting >= limit:
+            if held is None and self.waiting >= limit:
                 raise Overloaded("the waiting queue", self.waiting, limit, self._scheduler.retry_after)
             self._pairs[start.session_id] = sequence.pair
             self._starts += 1
             self._messages.append(sequence)
+
+    def holds(self, session_id: str) -> bool:
+        """Whether the session is queued or held."""
+        return session_id in self._pairs
 
     def cancel(self, session_id: str, epoch: int, attempt: int) -> None:
         """Ends the session within one step; one that is not here is ignored. Raises Fenced below the pair held."""
         with self._lock:
             if session_id in self._pairs:
                 self._fence(session_id, (epoch, attempt))
-                self._messages.append(Cancel(session_id, (epoch, attempt)))
+            self._messages.append(Cancel(session_id, (epoch, attempt)))
 
     def committed(self, session_id: str, epoch: int, attempt: int, offset: int) -> None:
         """Notes a committed offset; it counts only for the attempt that is held."""
@@ -117,9 +121,7 @@ class Inbox:
     def _fence(self, session_id: str, pair: Pair) -> None:
         held = self._pairs.get(session_id)
         if held is not None and pair < held:
-            error = Fenced(session_id, pair[0], held[0])
-            error.metadata |= {"attempt": str(pair[1]), "held_attempt": str(held[1])}
-            raise error
+            raise fenced(session_id, pair, held)
 
     def _checked(self, start: Start) -> AttachedSequence:
         """A sequence made of what the caller gave, or InvalidRequest."""

@@ -11,6 +11,7 @@ from hedgerow.engine.sampler import DrawnTree, RowDraw, WalkTrees, follow
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import Phase
 from hedgerow.engine.tree import Tree
+from hedgerow.engine.types import StepStats
 from hedgerow.model.batch import SequenceRows
 from kernels.tree_accept import Walked
 
@@ -106,3 +107,27 @@ def moves(part: Part, path: Sequence[int], page_size: int) -> tuple[list[int], l
         return pages[slot // page_size] * page_size + slot % page_size
 
     return [flat(source) for source, _ in pairs], [flat(target) for _, target in pairs]
+
+
+def picked(features: torch.Tensor, first: int, path: Sequence[int]) -> torch.Tensor:
+    """The path's rows of `features`, counted from row `first`; a slice where they are neighbours."""
+    if path[-1] == len(path) - 1:
+        return features[first : first + len(path)]
+    return features[[first + row for row in path]]
+
+
+def stats(part: Part, walk: Walk, step_id: int, sequences: int, total_rows: int) -> StepStats:
+    """What a step of `sequences` and `total_rows` did for one of them."""
+    nodes = part.tree.tokens if part.tree else ()
+    shown = part.work.sequence.start.want_trees
+    return StepStats(
+        step_id=step_id,
+        budget=part.work.budget,
+        tree_nodes=len(nodes),
+        accepted=walk.accepted,
+        emitted=len(walk.tokens),
+        batch_sequences=sequences,
+        batch_rows=total_rows,
+        tree_parents=part.tree.parents if part.tree and shown else (),
+        tree_tokens=nodes if shown else (),
+    )

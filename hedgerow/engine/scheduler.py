@@ -25,7 +25,7 @@ class Work(NamedTuple):
     prefix: int  # positions already in the cache
     rows: int  # prompt or replay rows; the anchor's one row in DECODING
     budget: int  # most nodes of the tree below the anchor; 0: plain
-    offset: int  # output tokens before the step
+    room: int = 1  # most tokens to emit: the sequence's end, or what the store may be behind
 
 
 class Scheduler:
@@ -54,6 +54,12 @@ class Scheduler:
 
     def add(self, sequence: AttachedSequence) -> None:
         bisect.insort(self.waiting, sequence, key=lambda item: item.order)
+
+    def reorder(self, sequence: AttachedSequence) -> None:
+        """The sequence's priority may have changed."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+            self.add(sequence)
 
     def remove(self, sequence: AttachedSequence) -> None:
         """Takes the sequence out, wherever it is, and frees its pages."""
@@ -94,9 +100,10 @@ class Scheduler:
         return sequence.run_ahead() >= self.config.run_ahead
 
     def _decode(self, sequence: AttachedSequence) -> Work:
+        room = min(sequence.remaining, self.config.run_ahead - sequence.run_ahead())
         # the last token needs no tree: its row alone draws it
-        budget = sequence.budget if sequence.remaining > 1 else 0
-        return Work(sequence, Phase.DECODING, sequence.cached, 1, budget, len(sequence.output))
+        budget = sequence.budget if room > 1 else 0
+        return Work(sequence, Phase.DECODING, sequence.cached, 1, budget, room)
 
     def _chunks(self) -> list[Work]:
         """Prompt chunks and replay chains, in the queue's order, within `prefill_rows`."""
@@ -111,7 +118,7 @@ class Scheduler:
             if rows == 0:
                 break
             left -= rows
-            works.append(Work(sequence, phase, sequence.cached, rows, 0, len(sequence.output)))
+            works.append(Work(sequence, phase, sequence.cached, rows, 0))
         return works
 
     def _note_end(self, now: float) -> None:

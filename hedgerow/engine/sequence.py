@@ -28,7 +28,8 @@ class AttachedSequence:
     """One attachment of a session: prompt, output, and how far the cache has got.
 
     `output` only grows, a step's tokens at a time, and is never copied. `cached` counts the positions whose latents are
-    final in the cache; the phase follows from it. In DECODING the last output token is at `cached`.
+    final in the cache; the phase follows from it. In DECODING the last output token is at `cached`. `told` counts the
+    output tokens that the owner has been sent, or came with; `committed` those that the store has.
     """
 
     def __init__(
@@ -42,16 +43,15 @@ class AttachedSequence:
     ) -> None:
         self.number, self.start, self.budget = number, start, budget
         self.pair = (start.epoch, start.attempt)
-        self.output = list(start.committed)
-        self.committed = len(start.committed)  # output tokens that the store has acknowledged
+        self.output: list[int] = []
+        self.committed = self.told = len(start.committed)
         self.cached = 0
         self.pages: tuple[int, ...] = ()
         self.features = FeatureRing(ring) if budget else None
         self.finish = Finish.NONE
         self._watch = StopWatch(start.sampling, vocabulary, eos)
         self.stop: Stop | None = None
-        for token in start.committed:
-            self.stop = self.stop or self._watch.feed(token)
+        self._follow(start.committed)
         self.steps = self.draft_tokens = self.accepted_draft_tokens = 0
         self.timings = SequenceTimings()
         self._begun_ns = time.perf_counter_ns()
@@ -91,6 +91,16 @@ class AttachedSequence:
         """Emitted tokens that the store has not acknowledged."""
         return len(self.output) - self.committed
 
+    def attach(self, start: Start, budget: int) -> None:
+        """Goes on under `start`, whose text agrees with this one's; what its owner lacks is told again.
+
+        Committed tokens that were not here yet are replayed. The budget cannot grow: pages are reserved for it.
+        """
+        self.start, self.pair = start, (start.epoch, start.attempt)
+        self.budget = min(self.budget, budget)
+        self._follow(start.committed[len(self.output) :])
+        self.committed = self.told = len(start.committed)
+
     def admit(self, pages: tuple[int, ...]) -> None:
         """Out of the queue: the sequence runs, in these pages."""
         self.pages = pages
@@ -111,10 +121,24 @@ class AttachedSequence:
     def truncate(self, tokens: Sequence[int]) -> list[int]:
         """The tokens up to and including the one that ends the sequence; `stop` then says why. Fed once each."""
         for count, token in enumerate(tokens, 1):
-            self.stop = self._watch.feed(token)
+            self._feed(token)
             if self.stop is not None:
                 return list(tokens[:count])
         return list(tokens)
+
+    def _follow(self, committed: Sequence[int]) -> None:
+        """Takes tokens that were decided elsewhere. Where they contain an end, the sequence has ended."""
+        for token in committed:
+            if self.stop is None:
+                self._feed(token)
+        self.output += committed
+
+    def _feed(self, token: int) -> None:
+        """Moves on, by one token, all state that follows from the output before a position. The one place that does:
+        for a step, a rebuilt and an adopted sequence alike, so whoever adds such state (a grammar's automaton) adds it
+        here and gets it back from tokens everywhere. What offset or position decide, min_tokens and noise, is no state.
+        """
+        self.stop = self._watch.feed(token)
 
     def keep(self, features: torch.Tensor) -> None:
         """Takes the features [n, width] of the next n positions, which are now final in the cache."""
@@ -122,13 +146,14 @@ class AttachedSequence:
         if self.features is not None:
             self.features.put(features)
 
-    def update(self, offset: int, stats: StepStats | None = None, error: Exception | None = None) -> Update:
-        """What to tell the owner: the output from `offset` on and, if the sequence has ended, how and at what cost."""
+    def update(self, stats: StepStats | None = None, error: Exception | None = None) -> Update:
+        """What to tell the owner: the output not told yet and, if the sequence has ended, how and at what cost."""
         ended = self.finish is not Finish.NONE
         if ended:
             self.timings.total_ns = time.perf_counter_ns() - self._begun_ns
             self.timings.queue_ns = self.timings.queue_ns or self.timings.total_ns
         stop = self.stop if ended and self.stop is not None and self.finish is self.stop.finish else None
+        offset, self.told = self.told, len(self.output)
         return Update(
             owner=self.start.owner,
             session_id=self.start.session_id,

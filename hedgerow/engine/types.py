@@ -186,3 +186,22 @@ class StepResult:
     step_id: int
     updates: Sequence[Update]
     timings: StepTimings
+
+
+class EngineLoad(NamedTuple):
+    """What routing, health and tests need to know; counters since start."""
+
+    running: int
+    waiting: int
+    waiting_limit: int
+    free_pages: int
+    total_pages: int
+    held_sequences: int
+    steps: int
+    tokens: int
+    refused_trees: Mapping[str, int]
+    missed_drafts: int
+    adopted: int  # attachments that went on with what was here
+    rebuilt: int  # those that came with output and were computed again
+    kept_ends: int  # sequences that have ended and are not acknowledged
+    faults: int

@@ -14,21 +14,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
-from hedgerow.engine import rows
+from hedgerow.engine import adopt, rows
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.drafts import DraftDesk
 from hedgerow.engine.inbox import Cancel, Committed, Inbox, Limits
 from hedgerow.engine.kv_cache import PagePool
 from hedgerow.engine.scheduler import Scheduler, Work, expired
 from hedgerow.engine.sequence import AttachedSequence
-from hedgerow.engine.types import DraftAnswer, DraftBatch, Finish, Start, StepResult, StepStats, StepTimings, Update
-from hedgerow.errors import Fenced, HedgerowError, Internal, InvalidRequest
+from hedgerow.engine.types import (
+    DraftAnswer,
+    DraftBatch,
+    EngineLoad,
+    Finish,
+    Start,
+    StepResult,
+    StepStats,
+    StepTimings,
+    Update,
+)
+from hedgerow.errors import HedgerowError, Internal, InvalidRequest
 from hedgerow.model.cache import LatentCache
 from hedgerow.model.interface import Target
 
@@ -44,22 +53,6 @@ class Plan:
     draft: DraftBatch  # its features are views, valid until `verify`
     begun_ns: int  # perf_counter_ns
     planned_ns: int
-
-
-class EngineLoad(NamedTuple):
-    """What routing, health and tests need to know; counters since start."""
-
-    running: int
-    waiting: int
-    waiting_limit: int
-    free_pages: int
-    total_pages: int
-    held_sequences: int
-    steps: int
-    tokens: int
-    refused_trees: Mapping[str, int]
-    missed_drafts: int
-    faults: int
 
 
 class VerifierEngine:
@@ -84,8 +77,10 @@ class VerifierEngine:
         slots = self.cache.pages * self.cache.page_size
         self._inbox = Inbox(config, Limits(vocabulary, eos, self.max_context, slots), self.scheduler)
         self._held: dict[str, AttachedSequence] = {}
+        self._kept = adopt.KeptEnds(config.kept_ends, config.kept_tokens, config.kept_seconds)
         self._updates: list[Update] = []  # to be told with the next step's result
-        self._step_id = self._tokens = self._faults = 0
+        self._behind: list[AttachedSequence] = []  # adopted, and their owners lack some of their output
+        self._step_id = self._tokens = self._adopted = self._rebuilt = self._faults = 0
 
     # What callers may do, from any thread. Each raises as in `Inbox`.
 
@@ -97,6 +92,9 @@ class VerifierEngine:
 
     def committed(self, session_id: str, epoch: int, attempt: int, offset: int) -> None:
         self._inbox.committed(session_id, epoch, attempt, offset)
+
+    def holds(self, session_id: str) -> bool:
+        return self._inbox.holds(session_id)
 
     def load(self) -> EngineLoad:
         return EngineLoad(
@@ -110,6 +108,9 @@ class VerifierEngine:
             tokens=self._tokens,
             refused_trees=dict(self._desk.refused),
             missed_drafts=self._desk.missed,
+            adopted=self._adopted,
+            rebuilt=self._rebuilt,
+            kept_ends=len(self._kept),
             faults=self._faults,
         )
 
@@ -124,7 +125,7 @@ class VerifierEngine:
         due = self.next_deadline()
         return (
             len(self._inbox) > 0
-            or bool(self._updates)
+            or bool(self._updates or self._behind)
             or self._desk.has_releases
             or self.scheduler.ready()
             or (due is not None and due <= time.monotonic())
@@ -140,10 +141,11 @@ class VerifierEngine:
         begun = time.perf_counter_ns()
         self._take_messages()
         now = time.monotonic()
+        self._kept.prune(now)
         for sequence in [s for s in self._held.values() if expired(s, now)]:
             self._end(sequence, Finish.DEADLINE)
         works = self.scheduler.schedule()
-        if not works and not self._updates and not self._desk.has_releases:
+        if not (works or self._updates or self._behind or self._desk.has_releases):
             return None
         self._step_id += 1
         draft = self._desk.compose(self._step_id, works)
@@ -165,6 +167,7 @@ class VerifierEngine:
         except Exception as error:
             log.exception("step %d failed: every running sequence ends with an error", plan.step_id)
             self._fail(error)
+        self._catch_up()
         updates, self._updates = self._updates, []
         ended = time.perf_counter_ns()
         timings = StepTimings(
@@ -191,34 +194,23 @@ class VerifierEngine:
             self.cache.copy(sources, [slot for _, target in moved for slot in target])
         total = features.shape[0]
         for part, walk in zip(parts, walks, strict=True):
-            part.work.sequence.keep(_rows(features, part.first_row, walk.path))
+            part.work.sequence.keep(rows.picked(features, part.first_row, walk.path))
             if walk.tokens:
                 self._emit(plan, part, walk, total)
 
     def _emit(self, plan: Plan, part: rows.Part, walk: rows.Walk, total_rows: int) -> None:
         """Appends the tokens to the output, tells the owner, and ends the sequence where it stopped."""
-        work, nodes = part.work, part.tree.tokens if part.tree else ()
-        sequence = work.sequence
+        sequence = part.work.sequence
         sequence.output += walk.tokens
         sequence.steps += 1
-        sequence.draft_tokens += len(nodes)
+        sequence.draft_tokens += len(part.tree.tokens) if part.tree else 0
         sequence.accepted_draft_tokens += min(walk.accepted, len(walk.tokens))
         self._tokens += len(walk.tokens)
-        stats = StepStats(
-            step_id=plan.step_id,
-            budget=work.budget,
-            tree_nodes=len(nodes),
-            accepted=walk.accepted,
-            emitted=len(walk.tokens),
-            batch_sequences=len(plan.works),
-            batch_rows=total_rows,
-            tree_parents=part.tree.parents if part.tree and sequence.start.want_trees else (),
-            tree_tokens=nodes if sequence.start.want_trees else (),
-        )
+        stats = rows.stats(part, walk, plan.step_id, len(plan.works), total_rows)
         if sequence.stop is not None:
-            self._end(sequence, sequence.stop.finish, work.offset, stats)
+            self._end(sequence, sequence.stop.finish, stats)
         else:
-            self._updates.append(sequence.update(work.offset, stats))
+            self._updates.append(sequence.update(stats))
 
     def _take_messages(self) -> None:
         while (message := self._inbox.take()) is not None:
@@ -228,38 +220,77 @@ class VerifierEngine:
                 held = self._held.get(message.session_id)
                 if held is not None and held.pair == message.pair:
                     held.committed = max(held.committed, min(message.offset, len(held.output)))
+                self._kept.committed(*message)
             elif isinstance(message, Cancel):
                 held = self._held.get(message.session_id)
                 if held is not None and held.pair <= message.pair:
                     self._end(held, Finish.CANCELLED)
+                self._kept.cancel(*message)
 
     def _attach(self, sequence: AttachedSequence) -> None:
-        session_id = sequence.start.session_id
-        held = self._held.get(session_id)
+        """Goes on with what is held of the session, or has ended and was kept; else computes it from its tokens."""
+        session_id, start = sequence.start.session_id, sequence.start
+        held, ended = self._held.get(session_id), self._kept.take(session_id, time.monotonic())
         if held is not None:
-            fenced = Fenced(session_id, held.pair[0], sequence.pair[0])
-            self._end(held, Finish.ERROR, error=fenced)
+            self._updates.append(adopt.refusal(held, sequence.pair))
+            if (why := adopt.mismatch(held, start)) is None:
+                return self._adopt(held, sequence)
+            log.error("session %s is attached with other %s than it has here: it is computed again", session_id, why)
+            held.finish = Finish.ERROR
+            self._release(held)
+        elif ended is not None and adopt.mismatch(ended, start) is None:
+            return self._end_again(ended, sequence)
+        self._rebuilt += bool(start.committed)
         self._held[session_id] = sequence
         self.scheduler.add(sequence)
         if sequence.stop is not None:  # all of it was committed before
             self._end(sequence, sequence.stop.finish)
+        return None
+
+    def _adopt(self, held: AttachedSequence, sequence: AttachedSequence) -> None:
+        held.attach(sequence.start, sequence.budget)
+        self._adopted += 1
+        self.scheduler.reorder(held)
+        self._behind.append(held)
+        if held.stop is not None:  # another verifier brought it to its end
+            self._end(held, held.stop.finish)
+
+    def _end_again(self, ended: AttachedSequence, sequence: AttachedSequence) -> None:
+        """The sequence is over and its end was lost on the way: nothing is computed, all of it is told again."""
+        self._inbox.forget(sequence)
+        if sequence.pair < ended.pair:
+            self._updates.append(adopt.refusal(sequence, ended.pair))
+        else:
+            ended.attach(sequence.start, sequence.budget)
+            self._adopted += 1
+            self._updates.append(ended.update())
+        if ended.run_ahead():
+            self._kept.add(ended, time.monotonic())
+
+    def _catch_up(self) -> None:
+        """Tells owners of adopted sequences what they lack, where this step did not."""
+        behind, self._behind = self._behind, []
+        self._updates += [s.update() for s in behind if s.told < len(s.output)]
 
     def _end(
         self,
         sequence: AttachedSequence,
         finish: Finish,
-        offset: int | None = None,
         stats: StepStats | None = None,
         error: Exception | None = None,
     ) -> None:
         """Frees all that the sequence holds; its last update goes out with the step's result."""
         sequence.finish = finish
+        self._release(sequence)
+        self._updates.append(sequence.update(stats, error))
+        if sequence.stop is not None and finish is sequence.stop.finish and sequence.run_ahead():
+            self._kept.add(sequence, time.monotonic())
+
+    def _release(self, sequence: AttachedSequence) -> None:
         self.scheduler.remove(sequence)
         self._desk.forget(sequence)
         self._inbox.forget(sequence)
         del self._held[sequence.start.session_id]
-        at = len(sequence.output) if offset is None else offset
-        self._updates.append(sequence.update(at, stats, error))
 
     def _fail(self, error: Exception) -> None:
         self._faults += 1
@@ -271,10 +302,3 @@ class VerifierEngine:
 def _pages(config: EngineConfig, max_context: int) -> int:
     page, most = LatentCache.page_size, max_context + config.max_budget
     return max(-(-most // page), config.max_sequences * -(-(most // 4) // page))
-
-
-def _rows(features: torch.Tensor, first: int, path: Sequence[int]) -> torch.Tensor:
-    """The path's rows; a slice where they are neighbours."""
-    if path[-1] == len(path) - 1:
-        return features[first : first + len(path)]
-    return features[[first + row for row in path]]

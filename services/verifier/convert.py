@@ -15,6 +15,7 @@ from hedgerow.engine.types import (
     DraftAnswer,
     DraftBatch,
     DraftTree,
+    EngineLoad,
     Finish,
     Sampling,
     Start,
@@ -23,7 +24,7 @@ from hedgerow.engine.types import (
     TreeNodes,
     Update,
 )
-from hedgerow.engine.verifier import EngineLoad, VerifierEngine
+from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal, InvalidRequest, Unsupported
 from hedgerow.model.interface import Target
 from hedgerow.v1 import common_pb2, drafter_pb2, verifier_pb2

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from hedgerow.engine.types import Finish, Start, StepResult, Update
-from hedgerow.engine.verifier import EngineLoad
+from hedgerow.engine.types import EngineLoad, Finish, Start, StepResult, Update
 from hedgerow.errors import Fenced, HedgerowError, InvalidRequest, Unavailable
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.streams import FIRST_MESSAGE, silent
