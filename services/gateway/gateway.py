@@ -111,7 +111,7 @@ class Gateway:
         if session is None:
             session = await self._create(record, self._options(asked, seconds_left))
         _check_same(session.record, record)
-        return Stream(session, self._tokenizer.pieces, self.table.read, self.table.leave)
+        return Stream(session, self._tokenizer.pieces, self.table)
 
     async def cancel(self, session_id: str) -> bool:
         """End a session wherever it runs; False: it had ended. Raises InvalidRequest, NotFound, Unavailable."""

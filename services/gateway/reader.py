@@ -50,10 +50,10 @@ class Reader:
     def move(self, session: Session, taken: Callable[[Session], None]) -> None:
         """Go on in the same session as this gateway runs it now, where another one did. Its log may be shorter."""
         self._claim = self._digest if self._placed else self._claim
-        self.session.readers.discard(self)
+        self.session.readers.pop(self, None)
         self.session, self._taken = session, taken
         self._look_for_place()
-        session.readers.add(self)
+        session.readers[self] = None
         self.wake()
 
     def take(self) -> Piece | None:

@@ -80,7 +80,8 @@ class Session:
         self.error: HedgerowError | None = None
         self.timings: Timings | None = None
         self.notes: list[Note] = []
-        self.readers: set[Reader] = set()
+        self.readers: dict[Reader, None] = {}  # as they came
+        self.appended_ns = 0  # when the last append left
         self._unacked: deque[_Unacked] = deque()
         self._steps = self._draft_tokens = self._accepted = 0
 
@@ -132,6 +133,11 @@ class Session:
         self.error = error
         return self._append((), End(reason, self.usage(len(self.tokens))), None, now_ns)
 
+    def refresh(self, now_ns: int) -> Append:
+        """An append of nothing: the store keeps what is appended to."""
+        assert self.end is None, "an end is refreshed by nobody"
+        return self._append((), None, None, now_ns)
+
     def acknowledge(self, state: State, now_ns: int) -> None:
         """The store has everything below `state.length`, and the end if it says so; readers may see it."""
         while self._unacked and self._unacked[0].length <= state.length:
@@ -175,7 +181,7 @@ class Session:
         offset, before = len(self.tokens), self.digest
         self.tokens.extend(fresh)
         self.digest = digest.extend(before, fresh)
-        self.end = end
+        self.end, self.appended_ns = end, now_ns
         if note:
             self.notes.append(note)
         self._unacked.append(_Unacked(len(self.tokens), self.digest, end is not None, now_ns, note))

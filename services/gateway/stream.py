@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from hedgerow.errors import DeadlineExceeded, InvalidRequest, LostSuffix
 from services.gateway.detokenizer import Detokenizer
 from services.gateway.messages import End, Timings
-from services.gateway.reader import Piece, Reader
+from services.gateway.reader import PIECE_TOKENS, Piece, Reader
 from services.gateway.session import Note, Session
+from services.gateway.transcript import Transcript
 from services.gateway.types import Mode, Record
+
+# A session that runs ends within a step of its deadline, and has this many seconds to be recorded so. After them its
+# clients are told, whatever it still waits for.
+LATE = 1.0
 
 
 class Started(NamedTuple):
@@ -45,6 +52,32 @@ class Finished(NamedTuple):
 Event = Started | Chunk | Finished
 
 
+class Position(NamedTuple):
+    """What a client has. `text` in bytes, None: as much as its tokens released. Without tokens they are counted."""
+
+    tokens: int = 0
+    digest: bytes = b""
+    text: int | None = None
+
+    @property
+    def by_text(self) -> bool:
+        """Whether the text alone says what the client has."""
+        return not self.tokens and bool(self.text)
+
+
+START = Position()
+
+
+class Source(Protocol):
+    """Where a stream reads."""
+
+    def read(self, session: Session, wake: Callable[[], None], offset: int, digest: bytes) -> Reader:
+        """A reader of the session, from an offset on."""
+
+    def leave(self, reader: Reader, *, detach: bool) -> None:
+        """The reader's client is gone, or has everything."""
+
+
 class Stream:
     """One client's events. To be closed, whatever happens: that is what cancels an abandoned session."""
 
@@ -52,48 +85,103 @@ class Stream:
         self,
         session: Session,
         pieces: Sequence[bytes],
-        read: Callable[[Session, Callable[[], None]], Reader],
-        leave: Callable[[Reader], None],
+        source: Source,
+        position: Position = START,
+        *,
+        detach: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.session = session
         self._changed = asyncio.Event()
+        self._source, self._position, self._detach, self._clock = source, position, detach, clock
+        self._reader = source.read(session, self._changed.set, position.tokens, position.digest)
         sampling = session.record.resolved
-        self._text = Detokenizer(pieces, sampling.stop, sampling.stop_token_ids)
-        self._reader, self._leave = read(session, self._changed.set), leave
+        text = Detokenizer(pieces, sampling.stop, sampling.stop_token_ids)
+        self._text = Transcript(text, position.text)
+        self._seeking, self._is_late = position.by_text, False
+
+    @property
+    def session(self) -> Session:
+        """What is read now: another object after this gateway has taken the session over."""
+        return self._reader.session
 
     def close(self) -> None:
         """Leave the session."""
-        self._leave(self._reader)
+        self._source.leave(self._reader, detach=self._detach)
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Everything from the first token on. Raises the session's error in place of Finished."""
-        yield Started(self.session.record, self.session.first_digest)
-        while True:
-            piece = self._reader.take()
-            if piece is None:
-                await self._changed.wait()
-                self._changed.clear()
-                continue
-            chunk = self._chunk(piece)
-            if chunk.tokens or chunk.text:
-                yield chunk
-            if piece.last:
-                yield self._finished(chunk)
-                return
+        """Everything that the client does not have. Raises the session's error in place of Finished."""
+        deadline, timer = self.session.options.deadline, None
+        if deadline is not None:
+            left = max(0.0, deadline - self._clock()) + LATE
+            timer = asyncio.get_running_loop().call_later(left, self._deadline_passed)
+        try:
+            yield Started(self.session.record, self.session.first_digest)
+            piece = await self._next()
+            await self._pass_over(piece.offset)
+            while True:
+                chunk = self._chunk(piece)
+                if chunk.tokens or chunk.text:
+                    yield chunk
+                if piece.last:
+                    yield self._finished(piece)
+                    return
+                piece = await self._next()
+        except (InvalidRequest, LostSuffix):
+            self._detach = True  # it is that client's matter alone
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _next(self) -> Piece:
+        while (piece := self._reader.take()) is None:
+            if self._seeking:
+                self._check_text()
+            if self._is_late:
+                raise DeadlineExceeded(f"session {self.session.id}: its end is not recorded yet")
+            await self._changed.wait()
+            self._changed.clear()
+            await asyncio.sleep(0)  # a reader that looks for its place wakes itself: others have their turn
+        return piece
+
+    def _deadline_passed(self) -> None:
+        self._is_late = True
+        self._changed.set()
+
+    async def _pass_over(self, offset: int) -> None:
+        """The tokens that the client has: the text behind them depends on them."""
+        for begin in range(0, offset, PIECE_TOKENS):
+            self._text.pass_over(self.session.tokens[begin : min(begin + PIECE_TOKENS, offset)])
+            await asyncio.sleep(0)
 
     def _chunk(self, piece: Piece) -> Chunk:
-        begin = self._text.text_offset
-        text = self._text.feed(piece.tokens)
+        tokens, known, fed = piece.tokens, 0, 0
+        if self._seeking:
+            known = self._text.skip(tokens)
+            self._seeking, fed = known == len(tokens), known + 1
+        begin = self._text.offset
+        text = self._text.feed(tokens[fed:])
         # After an error what is held back stays so: a later reader may go on from here.
         if piece.last and self.session.error is None and self.session.end:
             text += self._text.finish(self.session.end.matched_stop)
-        return Chunk(piece.offset, begin, piece.tokens, text, piece.digest, piece.notes)
+            self._check_text()
+        elif self._seeking and self._reader.cursor >= self.session.acked:
+            self._check_text()
+        notes = [note for note in piece.notes if note.end > piece.offset + known]
+        return Chunk(piece.offset + known, begin, tokens[known:], text, piece.digest, notes)
 
-    def _finished(self, last: Chunk) -> Finished:
+    def _check_text(self) -> None:
+        """Raises LostSuffix where the client has more text than there is."""
+        missing, have = self._text.missing, self._position.text
+        if missing > 0 and have is not None:
+            metadata = {"text_offset": have, "stored_text_offset": have - missing}
+            message = f"session {self.session.id}: you have {have} bytes of text, the log {have - missing}"
+            raise LostSuffix(message, metadata=metadata)
+
+    def _finished(self, last: Piece) -> Finished:
         session = self.session
         if session.error:
             raise session.error
         assert session.end is not None, "a session is done when it has an end"
-        offset = last.token_offset + len(last.tokens)
-        mode = session.record.mode
-        return Finished(session.end, session.timings, offset, self._text.text_offset, last.digest, mode)
+        offset = last.offset + len(last.tokens)
+        return Finished(session.end, session.timings, offset, self._text.offset, last.digest, session.record.mode)

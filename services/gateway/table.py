@@ -116,14 +116,20 @@ class SessionTable:
     def read(self, session: Session, wake: Callable[[], None], offset: int = 0, digest: bytes = b"") -> Reader:
         """A reader from `offset` on; `digest` is the one there, empty: not known. See Reader."""
         reader = Reader(session, wake, self._taken, offset, digest)
-        session.readers.add(reader)
+        session.readers[reader] = None
         return reader
 
-    def leave(self, reader: Reader) -> None:
-        """The reader's client is gone, or has everything. A running session without readers is cancelled."""
+    def move(self, reader: Reader, session: Session) -> None:
+        """A reader of a session that another gateway ran goes on in the same one, which runs here now."""
+        reader.move(session, self._taken)
+
+    def leave(self, reader: Reader, *, detach: bool = False) -> None:
+        """The reader's client is gone, or has everything. A running session without readers is cancelled, unless the
+        last one detached.
+        """
         session = reader.session
-        session.readers.discard(reader)
-        if not session.readers and session.end is None:
+        session.readers.pop(reader, None)
+        if not session.readers and session.end is None and not detach:
             deadline = session.options.deadline
             late = deadline is not None and self._clock() >= deadline
             self.cancel(session, Finish.DEADLINE if late else Finish.CANCELLED)
@@ -186,6 +192,14 @@ class SessionTable:
             if now - session.held_since > self._patience:
                 behind = session.acked - max((reader.cursor for reader in session.readers), default=0)
                 self.cancel(session, Finish.ERROR, Overloaded("the client's stream", behind, self._lag, 1.0))
+
+    def refresh(self, age: float) -> None:
+        """Append nothing to sessions whose last append is `age` seconds old: what runs must not expire."""
+        now = self._now_ns()
+        old = [s for s in self.sessions.values() if s.end is None and s.settled and now - s.appended_ns >= age * 1e9]
+        entries = [session.refresh(now) for session in old if not session.pausing]
+        if entries:
+            self._store.append(entries)
 
     def _extend(self, update: Update, timings: Timings, now_ns: int) -> Append | None:
         session = self.sessions.get(update.session_id)

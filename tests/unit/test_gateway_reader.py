@@ -24,7 +24,7 @@ def committed(bench: Bench, tokens: int = 10) -> Session:
 
 def reader(bench: Bench, session: Session, offset: int, claim: bytes = b"") -> Reader:
     made = Reader(session, bench._wake, lambda session: None, offset, claim)
-    session.readers.add(made)
+    session.readers[made] = None
     return made
 
 

@@ -201,3 +201,35 @@ async def test_a_repair_does_not_bring_a_deleted_session_back(leased: tuple[Leas
     leases.repair(record(), 3, 3, told.append)
     await idle()
     assert [type(answer) for answer in told] == [SessionDeleted]
+
+
+def test_a_silent_session_is_appended_to_before_it_expires() -> None:
+    bench = Bench()
+    session = bench.begin()
+    bench.step(update(session, [1]))
+    bench.table.refresh(10)
+    assert bench.store.messages == 1, "one is on its way"
+    bench.acknowledge()
+    bench.clock.now += 9
+    bench.table.refresh(10)
+    assert bench.store.messages == 1
+    bench.clock.now += 1
+    bench.table.refresh(10)
+    assert bench.store.messages == 2
+    bench.acknowledge()
+    bench.step(update(session, [2], finish=LENGTH))
+    bench.acknowledge()
+    assert bench.store.tokens["s1"] == [1, 2]
+    bench.clock.now += 99
+    bench.table.refresh(10)
+    assert bench.store.messages == 3
+
+
+def test_a_detached_client_leaves_its_session_running() -> None:
+    bench = Bench()
+    session = bench.begin()
+    bench.table.leave(bench.read(session), detach=True)
+    assert bench.engine.cancels == []
+    bench.step(update(session, [1]))
+    bench.acknowledge()
+    assert session.acked == 1
