@@ -9,19 +9,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from services.kvstore.records import Answer, Chunk, Entry, State, Status
+from services.kvstore.records import Abandoned, Answer, Chunk, Entry, State, Status
 
-_ENTRY = struct.Struct("<QIB16s16s16s16s")
-_ANSWER = struct.Struct("<BQIBB16s16sIII")
+_ENTRY = struct.Struct("<QIIB16s16s16s16s")
+_ANSWER = struct.Struct("<BQIBB16s16sIIII")
 _LENGTH = struct.Struct("<I")
+_NOWHERE = 2**32 - 1
 
 
 def pack_entry(entry: Entry) -> bytes:
     """What append.lua unpacks."""
     token = b"" if entry.matched_token is None else b"%d" % entry.matched_token
-    fixed = _ENTRY.pack(
-        entry.lease.epoch, entry.offset, entry.finish, entry.lease.owner, entry.birth, entry.before, entry.after
-    )
+    inexact = _NOWHERE if entry.best_effort_from is None else entry.best_effort_from
+    lease, marks = entry.lease, (entry.lease.owner, entry.birth, entry.before, entry.after)
+    fixed = _ENTRY.pack(lease.epoch, entry.offset, inexact, entry.finish, *marks)
     parts = [fixed]
     for text in (entry.tokens, entry.digests, entry.usage, entry.matched_stop.encode(), token, entry.view):
         parts += (_LENGTH.pack(len(text)), text)
@@ -30,10 +31,12 @@ def pack_entry(entry: Entry) -> bytes:
 
 def unpack_answer(packed: bytes) -> Answer:
     """What `answer` of session.lua packed."""
-    status, epoch, length, finish, cancel, owner, digest, usage, stop, token = _ANSWER.unpack_from(packed)
+    status, epoch, length, finish, cancel, owner, digest, inexact, usage, stop, token = _ANSWER.unpack_from(packed)
     if epoch == 0:
         return Answer(Status(status), State())  # there is no record
     state = State(epoch, owner, length, digest, finish, cancelled=cancel != 0)
+    if inexact != _NOWHERE:
+        state = state._replace(best_effort_from=inexact)
     if usage or stop or token:
         at = _ANSWER.size
         stop_at, token_at = at + usage, at + usage + stop
@@ -56,3 +59,11 @@ def unpack_chunks(raw: Sequence[bytes | Sequence[bytes]], from_offset: int) -> l
         skipped = max(0, from_offset - offset)
         chunks.append(Chunk(offset + skipped, tokens[4 * skipped :], digest))
     return chunks
+
+
+def unpack_abandoned(session_id: str, state: State, about: Sequence[bytes]) -> Abandoned:
+    """What brief.lua tells beside the state."""
+    detach, deadline, *record = about
+    if record:
+        return Abandoned(session_id, state, False, 0, record[0])
+    return Abandoned(session_id, state, detach == b"1", int(deadline))

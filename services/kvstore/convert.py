@@ -11,13 +11,26 @@ from typing import TypeVar, cast
 from hedgerow.errors import InvalidRequest
 from hedgerow.v1 import common_pb2, kvstore_pb2
 from services.kvstore.config import DAY, KvStoreConfig
-from services.kvstore.records import MARK_BYTES, Answer, Entry, Lease, NewSession, Session, State, Status
+from services.kvstore.records import (
+    MARK_BYTES,
+    NOBODY,
+    Abandoned,
+    Answer,
+    Entry,
+    Lease,
+    NewSession,
+    Session,
+    State,
+    Status,
+)
 from services.kvstore.tail import Growth
 
 # Redis's scripts count in doubles.
 MOST_EPOCH = 2**53 - 2
 MOST_OFFSET = 2**31 - 1
 MOST_STOP_BYTES = 256
+MOST_EXPIRED = 1024
+"""Sessions that one ListExpired tells."""
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # no braces: they would end the hash tag
 _FINISHES = frozenset(common_pb2.FinishReason.values())
 T = TypeVar("T")
@@ -39,10 +52,15 @@ def optional_mark(field: str, value: bytes) -> bytes:
     return mark(field, value) if value else value
 
 
+def owner(field: str, value: bytes) -> bytes:
+    """An incarnation; not nobody's."""
+    return _checked(field, mark(field, value), value != NOBODY, "not all zero: that is nobody")
+
+
 def lease(value: common_pb2.Lease, field: str = "lease") -> Lease:
     """A lease that names an owner."""
     epoch = _ranged(f"{field}.epoch", value.epoch, 1, MOST_EPOCH)
-    return Lease(epoch, mark(f"{field}.owner", value.owner))
+    return Lease(epoch, owner(f"{field}.owner", value.owner))
 
 
 def epoch_floor(value: int) -> int:
@@ -75,10 +93,31 @@ def new_session(request: kvstore_pb2.CreateSessionRequest, config: KvStoreConfig
         session_id(record.session_id, "record.session_id"),
         record.SerializeToString(),
         mark("record.birth", record.birth),
-        mark("owner", request.owner),
+        owner("owner", request.owner),
         mark("digest", request.digest),
         ttl,
+        record.detach,
+        _ranged("record.deadline_unix_ms", record.deadline_unix_ms, 0, MOST_EPOCH),
+        record.mode == common_pb2.EXECUTION_MODE_BEST_EFFORT,
     )
+
+
+def lost_session(request: kvstore_pb2.AcquireLeaseRequest, config: KvStoreConfig) -> NewSession | None:
+    """What AcquireLease writes where the store has lost the session; None: the caller has no record."""
+    if not request.HasField("record"):
+        _checked("digest", request.digest, not request.digest, "only with a record")
+        return None
+    record = request.record
+    _checked("record.session_id", record.session_id, record.session_id == request.session_id, "equal to session_id")
+    same = request.birth in (b"", record.birth)
+    _checked("record.birth", record.birth, same, "equal to birth")
+    creation = kvstore_pb2.CreateSessionRequest(record=record, owner=request.owner, digest=request.digest)
+    return new_session(creation, config)._replace(epoch=epoch_floor(request.epoch_floor) + 1)
+
+
+def expired_limit(value: int) -> int:
+    """How many sessions ListExpired may tell; 0 is the store's limit."""
+    return _ranged("limit", value, 0, MOST_EXPIRED) or MOST_EXPIRED
 
 
 def entries(request: kvstore_pb2.AppendRequest, config: KvStoreConfig) -> list[Entry]:
@@ -109,6 +148,20 @@ def create_response(answer: Answer) -> kvstore_pb2.CreateSessionResponse:
     if answer.status == Status.OK:
         return kvstore_pb2.CreateSessionResponse(created=True, lease=lease_of(answer.state))
     return kvstore_pb2.CreateSessionResponse(created=False, existing=state(answer.state))
+
+
+def expired_response(found: Sequence[Abandoned], cursor: str) -> kvstore_pb2.ListExpiredResponse:
+    """Sessions without a living owner."""
+    response = kvstore_pb2.ListExpiredResponse(cursor=cursor)
+    for each in found:
+        record = kvstore_pb2.SessionRecord.FromString(each.record)  # empty, but of sessions from before
+        response.sessions.add(
+            session_id=each.session_id,
+            state=state(each.state),
+            detach=each.detach or record.detach,
+            deadline_unix_ms=each.deadline or record.deadline_unix_ms,
+        )
+    return response
 
 
 def session_response(session: Session, *, state_only: bool) -> kvstore_pb2.KvStoreServiceGetSessionResponse:
@@ -146,6 +199,7 @@ def state(value: State) -> kvstore_pb2.SessionState:
         cancel_marked=value.cancelled,
         matched_stop=value.matched_stop,
         matched_token=value.matched_token,
+        best_effort_from=value.best_effort_from,
     )
 
 
@@ -204,6 +258,7 @@ def _entry(wire: kvstore_pb2.AppendEntry, config: KvStoreConfig) -> Entry:
         wire.matched_token if wire.HasField("matched_token") else None,
         view,
         _token_digests(wire, after),
+        offset("best_effort_from", wire.best_effort_from) if wire.HasField("best_effort_from") else None,
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.kvstore.records import Holder
+from services.kvstore.replies import sound
 from services.kvstore.scripts import Call, Runner, Script
-from services.kvstore.store import sound
 
 MOST_HOLDERS = 64
 """Verifiers remembered for one block; those that expire last stay."""

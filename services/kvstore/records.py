@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 MARK_BYTES = 16
 """Bytes of a digest, of a birth mark and of an owner's incarnation."""
+NOBODY = bytes(MARK_BYTES)
+"""The owner of a session whose lease was given up."""
 
 
 class Status(enum.IntEnum):
@@ -38,7 +40,7 @@ class Lease(NamedTuple):
 
 
 class State(NamedTuple):
-    """The part of a session that changes; `usage` is opaque here."""
+    """The part of a session that changes; `usage` is opaque here. From `best_effort_from` on tokens are not exact."""
 
     epoch: int = 0
     owner: bytes = b""
@@ -49,6 +51,7 @@ class State(NamedTuple):
     cancelled: bool = False
     matched_stop: str = ""
     matched_token: int | None = None
+    best_effort_from: int | None = None
 
 
 class Entry(NamedTuple):
@@ -71,6 +74,7 @@ class Entry(NamedTuple):
     matched_token: int | None = None
     view: bytes = b""
     digests: bytes = b""
+    best_effort_from: int | None = None
 
 
 class Answer(NamedTuple):
@@ -81,7 +85,10 @@ class Answer(NamedTuple):
 
 
 class NewSession(NamedTuple):
-    """A session to be created; `record` is opaque here, times are in milliseconds."""
+    """A session to be created; `record` is opaque here, times are in milliseconds, `deadline` in Unix time.
+
+    `epoch` is the lease's: above 1 where an owner writes again what a store has lost.
+    """
 
     session_id: str
     record: bytes
@@ -89,6 +96,20 @@ class NewSession(NamedTuple):
     owner: bytes
     digest: bytes
     ttl: int
+    detach: bool = False
+    deadline: int = 0
+    best_effort: bool = False
+    epoch: int = 1
+
+
+class Abandoned(NamedTuple):
+    """A running session that nobody drives. `record`: where `detach` and `deadline` are to be read; empty: here."""
+
+    session_id: str
+    state: State
+    detach: bool
+    deadline: int
+    record: bytes = b""
 
 
 class Chunk(NamedTuple):

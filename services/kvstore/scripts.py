@@ -45,6 +45,13 @@ class Call(NamedTuple):
     arguments: Sequence[bytes]
 
 
+class Plain(NamedTuple):
+    """A command that needs no script, and a key that tells where it belongs."""
+
+    words: Sequence[bytes]
+    key: bytes
+
+
 class Runner:
     """Calls scripts and commands on one Redis, over at most `connections` connections.
 
@@ -71,32 +78,32 @@ class Runner:
         for connection in idle:
             await connection.disconnect(nowait=True)
 
-    async def call_all(self, calls: Sequence[Call]) -> list[Any]:
+    async def open(self) -> AbstractConnection:
+        """A connection of its own, for whoever listens. Raises RedisError, OSError and TimeoutError."""
+        connection: AbstractConnection = self._factory.make_connection()  # type: ignore[no-untyped-call]
+        async with asyncio.timeout(self.timeout):
+            await connection.connect()  # type: ignore[no-untyped-call]
+        return connection
+
+    async def call_all(self, calls: Sequence[Call | Plain]) -> list[Any]:
         """All calls in one round trip, in order; a call that failed answers with its ResponseError.
 
         A second round trip follows only where Redis does not know a script: after its start, a fail-over, SCRIPT FLUSH.
         """
         if not calls:
             return []
-        replies = await self.exchange(
-            [(b"EVALSHA", c.script.sha, b"%d" % len(c.keys), *c.keys, *c.arguments) for c in calls]
-        )
-        missing = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        replies = await self.exchange([_words(call) for call in calls])
+        missing = [(i, call) for i, call in enumerate(calls) if isinstance(replies[i], NoScriptError)]
         if missing:
             # EVAL rather than SCRIPT LOAD: it reaches the node that the keys are on, and loads and runs at once.
-            again = await self.exchange(
-                [
-                    (b"EVAL", c.script.source, b"%d" % len(c.keys), *c.keys, *c.arguments)
-                    for c in (calls[i] for i in missing)
-                ]
-            )
-            for i, reply in zip(missing, again, strict=True):
+            again = await self.exchange([_words(call, whole=True) for _, call in missing])
+            for (i, _), reply in zip(missing, again, strict=True):
                 replies[i] = reply
         return replies
 
     async def exchange(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
         """Send commands at once and read all replies. A broken connection is replaced once."""
-        packed = b"".join(_pack(command) for command in commands)
+        packed = b"".join(pack(command) for command in commands)
         try:
             async with asyncio.timeout(self.timeout):
                 try:
@@ -123,6 +130,13 @@ class Runner:
             return replies
 
 
+def _words(call: Call | Plain, *, whole: bool = False) -> Sequence[bytes]:
+    if isinstance(call, Plain):
+        return call.words
+    named = (b"EVAL", call.script.source) if whole else (b"EVALSHA", call.script.sha)
+    return (*named, b"%d" % len(call.keys), *call.keys, *call.arguments)
+
+
 async def _reply(connection: AbstractConnection) -> Any:
     """One reply, or the error with which Redis answered."""
     try:
@@ -131,7 +145,8 @@ async def _reply(connection: AbstractConnection) -> Any:
         return error
 
 
-def _pack(command: Sequence[bytes]) -> bytes:
+def pack(command: Sequence[bytes]) -> bytes:
+    """A command as it is sent."""
     parts = [b"*%d\r\n" % len(command)]
     parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in command]
     return b"".join(parts)

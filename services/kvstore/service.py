@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from redis.exceptions import RedisError
 
 from hedgerow.errors import Unavailable
@@ -9,11 +11,15 @@ from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.work import serve_while
+from services.kvstore.cancels import CancelWatch
 from services.kvstore.config import KvStoreConfig
+from services.kvstore.index import Index
+from services.kvstore.owners import Owners
 from services.kvstore.prefixes import Prefixes
+from services.kvstore.replies import parse_info
 from services.kvstore.scripts import Runner
 from services.kvstore.servicer import SERVICE, KvStoreServicer
-from services.kvstore.store import Store, parse_info
+from services.kvstore.store import Store
 from services.kvstore.tail import Followers
 
 OLDEST_REDIS = (7, 0)
@@ -22,17 +28,25 @@ OLDEST_REDIS = (7, 0)
 async def run(config: KvStoreConfig) -> None:
     """Serve until SIGTERM. SERVING while a Redis that may hold sessions answers."""
     runner = _connect(config)
-    store = Store(runner, tombstone=config.tombstone_ms, lease=config.lease_ms)
+    index = Index(runner, keep=config.session_ttl_ms + config.tombstone_ms)
+    owners = Owners(runner, index, lease=config.lease_ms, marks=config.tombstone_ms)
+    store = Store(runner, index, owners, tombstone=config.tombstone_ms)
     followers = Followers(store, config.tail_poll_ms / 1000)
+    cancels = CancelWatch(runner, store.marked)
     health = Health([SERVICE], {"redis": lambda: fitness(runner)}, timeout=2 * config.redis_timeout)
-    servicer = KvStoreServicer(config, store, followers, Prefixes(runner), health.draining)
+    servicer = KvStoreServicer(config, store, followers, cancels, Prefixes(runner), health.draining)
 
-    async def end_tails() -> None:
-        await health.draining.wait()
-        followers.close(Unavailable("kvstore", "it is draining", retry_after=0.0))
+    async def listen() -> None:
+        async with asyncio.TaskGroup() as group:
+            listening = group.create_task(cancels.run())
+            await health.draining.wait()
+            listening.cancel()
+            draining = Unavailable("kvstore", "it is draining", retry_after=0.0)
+            followers.close(draining)
+            cancels.close(draining)
 
     try:
-        await serve_while(serve("kvstore", servicer.register, config, health), end_tails())
+        await serve_while(serve("kvstore", servicer.register, config, health), listen())
     finally:
         await runner.close()
 

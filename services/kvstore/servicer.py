@@ -14,6 +14,7 @@ from hedgerow.rpc.streams import until
 from hedgerow.v1 import kvstore_pb2 as pb
 from hedgerow.v1 import kvstore_pb2_grpc
 from services.kvstore import convert
+from services.kvstore.cancels import CancelWatch
 from services.kvstore.config import KvStoreConfig
 from services.kvstore.prefixes import Prefixes
 from services.kvstore.store import Store
@@ -32,11 +33,12 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         config: KvStoreConfig,
         store: Store,
         followers: Followers,
+        cancels: CancelWatch,
         prefixes: Prefixes,
         draining: asyncio.Event,
     ) -> None:
         self.config, self.store, self.followers = config, store, followers
-        self.prefixes, self.draining = prefixes, draining
+        self.cancels, self.prefixes, self.draining = cancels, prefixes, draining
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serve this on `server`."""
@@ -47,20 +49,40 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         return convert.create_response(await self.store.create(convert.new_session(request, self.config)))
 
     async def AcquireLease(self, request: pb.AcquireLeaseRequest, context: Context) -> pb.AcquireLeaseResponse:
-        """Grants max(stored epoch, floor) + 1."""
+        """Grants max(stored epoch, floor) + 1; writes what the store has lost."""
         answer = await self.store.acquire(
             convert.session_id(request.session_id),
-            convert.mark("owner", request.owner),
+            convert.owner("owner", request.owner),
             convert.epoch_floor(request.epoch_floor),
             convert.optional_mark("birth", request.birth),
             only_expired=request.only_expired,
+            lost=convert.lost_session(request, self.config),
         )
         return pb.AcquireLeaseResponse(lease=convert.lease_of(answer.state), state=convert.state(answer.state))
 
     async def RenewOwner(self, request: pb.RenewOwnerRequest, context: Context) -> pb.RenewOwnerResponse:
         """Keeps every lease of one owner."""
-        owner, ttl = convert.mark("owner", request.owner), convert.owner_ttl(request.ttl_ms)
+        owner, ttl = convert.owner("owner", request.owner), convert.owner_ttl(request.ttl_ms)
         return pb.RenewOwnerResponse(cancelled_sessions=await self.store.renew(owner, ttl))
+
+    async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, context: Context) -> pb.ReleaseLeaseResponse:
+        """Gives one lease up."""
+        lease, birth = convert.lease(request.lease), convert.mark("birth", request.birth)
+        state = await self.store.release(convert.session_id(request.session_id), lease, birth)
+        return pb.ReleaseLeaseResponse(state=convert.state(state))
+
+    async def ListExpired(self, request: pb.ListExpiredRequest, context: Context) -> pb.ListExpiredResponse:
+        """Running sessions that nobody drives."""
+        limit = convert.expired_limit(request.limit)
+        return convert.expired_response(*await self.store.index.expired(limit, request.cursor))
+
+    async def WatchCancels(
+        self, request: pb.WatchCancelsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchCancelsResponse]:
+        """Cancel marks as they are written."""
+        async with aclosing(self.cancels.follow(convert.owner("owner", request.owner))) as marks:
+            async for session_ids in marks:
+                yield pb.WatchCancelsResponse(session_ids=session_ids)
 
     async def Append(
         self, requests: AsyncIterator[pb.AppendRequest], context: Context

@@ -14,7 +14,7 @@ import redis
 from hedgerow.errors import Fenced, InvalidRequest, SessionDeleted, SessionExpired, SessionUnknown
 from hedgerow.v1 import common_pb2
 from hedgerow.v1 import kvstore_pb2 as pb
-from tests.kvstore_calls import Gateway, Session, error_of, gateway_on, soon_it_is
+from tests.kvstore_calls import Gateway, Session, error_of, gateway_on, outcome_of, soon_it_is
 from tests.redis_servers import Service, inspector, kvstore, redis_server  # noqa: F401  (fixtures)
 
 LOG = list(range(500, 540))
@@ -186,20 +186,19 @@ async def test_deletion_of_what_never_was_leaves_nothing_behind(
     assert (await gateway.create(unborn[0])).epoch == 1
 
 
+async def deletion(gateway: Gateway, session: Session, round_trips: int) -> pb.KvStoreServiceDeleteSessionResponse:
+    """Deletes a session after so many other calls: a creation takes some of them."""
+    for _ in range(round_trips):
+        await outcome_of(gateway.get(session))
+    answer: pb.KvStoreServiceDeleteSessionResponse = await gateway.stub.DeleteSession(delete(session))
+    return answer
+
+
 async def test_creation_and_deletion_at_once_leave_a_whole_session_or_a_tombstone(gateway: Gateway) -> None:
     outcomes = set()
     for turn in range(60):
         session = Session()
-        if turn % 2:
-            creating, deleting = (
-                gateway.stub.CreateSession(session.creation()),
-                gateway.stub.DeleteSession(delete(session)),
-            )
-        else:
-            deleting, creating = (
-                gateway.stub.DeleteSession(delete(session)),
-                gateway.stub.CreateSession(session.creation()),
-            )
+        creating, deleting = gateway.stub.CreateSession(session.creation()), deletion(gateway, session, turn % 3)
         _, deleted = await asyncio.gather(creating, deleting)
         outcomes.add(deleted.existed)
         if deleted.existed:

@@ -1,7 +1,8 @@
 #!lua
 -- Appends one chunk to a session's log: lease, then offset, then tokens and digests, and only then any write.
 -- ARGV[1]: one packed entry (services/kvstore/codec.py).
-local epoch, offset, finish, owner, birth, before, after, at = struct.unpack('<I8I4Bc16c16c16c16', ARGV[1])
+local epoch, offset, best_effort_from, finish, owner, birth, before, after, at =
+  struct.unpack('<I8I4I4Bc16c16c16c16', ARGV[1])
 local tokens, digests, usage, stop, token, view = struct.unpack('<I4c0I4c0I4c0I4c0I4c0I4c0', ARGV[1], at)
 local last = offset + #tokens / 4
 
@@ -57,21 +58,24 @@ end
 local function verdict(session)
   local length = session.length
   if offset > length then return session.finish ~= 0 and FINISHED or GAP end
+  -- Where tokens are not exact, another one proves nothing: what is committed stays, and the caller goes on from there.
+  local inexact = session.best_effort_from or best_effort_from ~= NOWHERE
   local wrong = disagreement(session)
+  if wrong and inexact then return session.finish ~= 0 and FINISHED or GAP end
   if wrong then return wrong end
   if session.finish ~= 0 then
     local repeated = finish == session.finish or (finish == 0 and #tokens > 0)
     return last <= length and repeated and OK or FINISHED
   end
   -- A finish before committed tokens: of a caller that is behind, or of one that would have stopped earlier.
-  if finish ~= 0 and last < length then return #tokens == 0 and GAP or CONFLICT end
+  if finish ~= 0 and last < length then return (inexact or #tokens == 0) and GAP or CONFLICT end
   return OK
 end
 
 local session = load_session()
 local status = refusal(session, epoch, owner, birth) or verdict(session)
 if status ~= OK then return answer(status, session) end
-local before_length = session.length
+local before_length, runs = session.length, session.finish == 0
 local changes = {}
 if last > before_length then
   local chunk = { 'tokens', string.sub(tokens, (before_length - offset) * 4 + 1), 'digest', after }
@@ -80,11 +84,15 @@ if last > before_length then
   session.length, session.digest = last, after
   changes = { 'length', last, 'digest', after }
 end
-if finish ~= 0 and session.finish == 0 then
+if finish ~= 0 and runs then
   session.finish, session.usage, session.matched_stop, session.matched_token = finish, usage, stop, token
   for _, word in ipairs({ 'finish', finish, 'usage', usage, 'matched_stop', stop, 'matched_token', token }) do
     changes[#changes + 1] = word
   end
+end
+if runs and best_effort_from ~= NOWHERE and not session.best_effort_from then
+  session.best_effort_from = best_effort_from
+  changes[#changes + 1], changes[#changes + 2] = 'best_effort_from', string.format('%.0f', best_effort_from)
 end
 if #changes > 0 then redis.call('HSET', KEYS[1], unpack(changes)) end
 keep_alive(session, before_length == 0)
