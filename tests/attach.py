@@ -48,6 +48,7 @@ class TestGateway:
         prompt: Sequence[int],
         sampling: common_pb2.SamplingParams,
         *,
+        epoch: int = 1,
         attempt: int = 1,
         budget: int | None = None,
         deadline_ms: int = 0,
@@ -56,14 +57,14 @@ class TestGateway:
         """Begins a sequence; the answers come by themselves."""
         speculation = common_pb2.SpeculationParams(budget=budget)
         start = verifier_pb2.StartSequence(
-            session_id=session, epoch=1, attempt=attempt, prompt=prompt, sampling=sampling, speculation=speculation,
+            session_id=session, epoch=epoch, attempt=attempt, prompt=prompt, sampling=sampling, speculation=speculation,
             deadline_ms=deadline_ms, committed=committed,
         )  # fmt: skip
         await self.write(verifier_pb2.AttachRequest(start=[start]))
 
-    async def cancel(self, *sessions: str, attempt: int = 1) -> None:
+    async def cancel(self, *sessions: str, epoch: int = 1, attempt: int = 1) -> None:
         """Ends sequences."""
-        cancels = [verifier_pb2.CancelSequence(session_id=each, epoch=1, attempt=attempt) for each in sessions]
+        cancels = [verifier_pb2.CancelSequence(session_id=each, epoch=epoch, attempt=attempt) for each in sessions]
         await self.write(verifier_pb2.AttachRequest(cancel=cancels))
 
     async def commit(self, session: str, offset: int, attempt: int = 1) -> None:

@@ -46,7 +46,12 @@ class VerifierServiceConfig(ComputingConfig):
         default=1024, metadata={"min": 1, "max": 1 << 20, "help": "unsent messages at which a slow gateway is cut off"}
     )
     orphan_ms: int = field(
-        default=1000, metadata={"min": 0, "max": 600_000, "help": "how long sequences outlive their gateway's stream"}
+        default=10_000,
+        metadata={
+            "min": 0,
+            "max": 600_000,
+            "help": "how long sequences outlive their gateway's stream: a lease and more, for its next owner",
+        },
     )
 
     @property

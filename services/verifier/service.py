@@ -28,7 +28,7 @@ from services.verifier.servicer import Loaded, VerifierServicer
 from services.verifier.vocabulary import read_vocabulary
 
 SERVICE = "hedgerow.v1.VerifierService"
-LAST_WORDS = 1.0  # seconds that error updates have to leave a process that is about to end
+LAST_WORDS = 1.0  # seconds that error updates, and the ends of streams, have to leave a process that is about to end
 log = get_log(__name__)
 
 
@@ -60,7 +60,7 @@ async def _work(config: VerifierServiceConfig, servicer: VerifierServicer, healt
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
     servicer.loaded = Loaded(described, group.engine, steps.wake, steps.trouble, config.max_budget)
     others = [] if peer is None else [peer.run()]
-    await asyncio.gather(_steps(steps, servicer), _drain(servicer, health), *others)
+    await asyncio.gather(_steps(steps, servicer), _drain(servicer, health, config.grace), *others)
 
 
 async def _steps(steps: StepLoop, servicer: VerifierServicer) -> None:
@@ -74,9 +74,12 @@ async def _steps(steps: StepLoop, servicer: VerifierServicer) -> None:
         raise
 
 
-async def _drain(servicer: VerifierServicer, health: Health) -> None:
+async def _drain(servicer: VerifierServicer, health: Health, grace: float) -> None:
+    """Streams end before the server cancels their calls: an end with a status is no failure to whoever reads it."""
     await health.draining.wait()
     servicer.drain()
+    await asyncio.sleep(max(grace / 2, grace - LAST_WORDS))
+    servicer.leave()
 
 
 async def _feature_layers(config: VerifierServiceConfig) -> tuple[int, ...]:

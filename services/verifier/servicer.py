@@ -38,6 +38,9 @@ class Engine(Protocol):
     def committed(self, session_id: str, epoch: int, attempt: int, offset: int) -> None:
         """Notes a committed offset."""
 
+    def holds(self, session_id: str) -> bool:
+        """Whether the session is queued or held."""
+
     def load(self) -> EngineLoad:
         """What it has to do."""
 
@@ -130,9 +133,14 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 asyncio.get_running_loop().call_later(LINGER, self._end_idle_streams)
 
     def drain(self) -> None:
-        """No new sequences from here on. Streams end once their sequences have."""
+        """No new sessions from here on; those that are here may be attached again. Streams end once theirs have."""
         self.draining = True
         self._end_idle_streams()
+
+    def leave(self) -> None:
+        """The grace is over: streams end, so that their gateways go on elsewhere with what still runs."""
+        for stream in self._streams:
+            stream.end(Unavailable("the verifier", "it is draining"))
 
     def fail(self, error: HedgerowError) -> None:
         """Ends every sequence and stream with `error`: the engine does not go on."""
@@ -183,7 +191,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     def _start(self, loaded: Loaded, stream: GatewayStream, message: verifier_pb2.StartSequence) -> Update | None:
         try:
-            if self.draining:
+            if self.draining and not loaded.engine.holds(message.session_id):
                 raise Unavailable("the verifier", "it is draining")
             loaded.engine.start(start_from(message, stream.key, loaded.max_budget))
         except HedgerowError as error:

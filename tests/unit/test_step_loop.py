@@ -154,3 +154,36 @@ async def test_a_failed_engine_tells_every_gateway_before_its_stream_ends(
             assert update.error.reason == "INTERNAL"
         await asyncio.wait_for(gateway.ended.wait(), 5)
     await server.stop(0)
+
+
+async def test_the_load_is_told_while_a_step_hangs_and_its_steps_stand_still(
+    engine: VerifierEngine, model: FailingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that hears nothing asks; the answer must tell a verifier that works from one that hangs."""
+    gate, forward = threading.Event(), model.forward
+
+    def held(rows: Sequence[SequenceRows], cache: LatentCache) -> ForwardOutput:
+        gate.wait(20)
+        return forward(rows, cache)
+
+    monkeypatch.setattr(model, "forward", held)
+    servicer = VerifierServicer(outgoing_limit=100, orphan_seconds=0.05)
+    loop = StepLoop(engine, NoDrafter(), servicer.deliver)
+    servicer.loaded = Loaded(description("x", model, engine, b"i" * 16, {}), engine, loop.wake, loop.trouble, 8)
+    server = grpc.aio.server()
+    servicer.register(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    running = asyncio.create_task(loop.run())
+    async with TestGateway(f"127.0.0.1:{port}") as gateway:
+        await gateway.start("session", PROMPT, common_pb2.SamplingParams(max_tokens=5, ignore_eos=True))
+        await soon(lambda: engine.load().running)
+        loads = [await asyncio.wait_for(gateway.load(), 1) for _ in range(3)]
+        assert [(load.steps, load.running, load.tokens) for load in loads] == [(1, 1, 0)] * 3
+        gate.set()
+        await gateway.finished(["session"])
+        load = await gateway.load()
+        assert (load.steps, load.tokens, load.held_sequences) == (5, 5, 0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await server.stop(0)
