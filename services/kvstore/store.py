@@ -152,9 +152,9 @@ class Store:
         if not ids:
             return []
         states = await self.states(ids)
-        ended = [i for i in ids if (s := states[i]) is None or s.finish or s.owner != owner or not s.cancelled]
+        ended = [i for i, s in states.items() if s is None or s.finish or s.owner != owner or not s.cancelled]
         await self.owners.forget(owner, ended)
-        return [session_id for session_id in ids if session_id not in ended]
+        return [session_id for session_id in states if session_id not in ended]
 
     async def read(self, session_id: str, from_offset: int, *, chunks: int, record: bool = False) -> Session:
         """A session at one moment, with at most `chunks` chunks from `from_offset` on."""
@@ -167,12 +167,13 @@ class Store:
         return Session(stored, answer.state, codec.unpack_chunks(raw, from_offset))
 
     async def states(self, session_ids: Sequence[str]) -> dict[str, State | None]:
-        """The states of many sessions in one round trip; None: there is none of this version."""
+        """The states of many sessions in one round trip; None: there is none. Those of a newer version are left out."""
         replies = await self.runner.call_all(
             [Call(self._read, session_keys(session_id), (b"0", b"0", b"0")) for session_id in session_ids]
         )
-        answers = [None if is_newer(reply) else codec.unpack_answer(sound(reply)[0]) for reply in replies]
-        return {i: a.state if a and a.status == Status.OK else None for i, a in zip(session_ids, answers, strict=True)}
+        pairs = zip(session_ids, replies, strict=True)
+        answers = {i: codec.unpack_answer(sound(reply)[0]) for i, reply in pairs if not is_newer(reply)}
+        return {i: answer.state if answer.status == Status.OK else None for i, answer in answers.items()}
 
     async def _present(self, session_id: str) -> State | None:
         """The session's state; None: there is no record."""

@@ -193,18 +193,6 @@ async def test_full_memory_refuses_new_sessions_and_holds_running_ones(server: E
             client.config_set("maxmemory", "0")
 
 
-async def test_data_of_a_newer_version_is_not_touched(server: EmbeddedRedis, service: Service) -> None:
-    async with gateway_on(service.port) as gateway:
-        session = await gateway.create(Session())
-        with client_of(server) as client:
-            key = f"hedgerow:{{{session.session_id}}}:record"
-            client.hset(key, "format", "2")
-            before = client.hgetall(key)
-            assert (await gateway.status(session.entry(LOG, 0, 2)))[0] == "UNAVAILABLE"
-            assert "written by another version" in (await error_of(gateway.get(session))).message
-            assert client.hgetall(key) == before
-
-
 async def test_sigterm_answers_what_is_in_flight_then_ends_streams_and_exits_0(own_server: EmbeddedRedis) -> None:
     service = Service("services.kvstore", redis_url=own_server.url, grace=10)
     port = service.port
