@@ -2,57 +2,58 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
-import grpc.aio
 from google.protobuf.message import Message
 
 from hedgerow.client import _convert
 from hedgerow.client._convert import Messages
-from hedgerow.client._fields import MESSAGE_LIMIT, check_size, fill
+from hedgerow.client._fields import check_size, fill, seconds
+from hedgerow.client._gateways import Gateways, check_tenant
 from hedgerow.client._retry import Retry
-from hedgerow.client._status import decode
 from hedgerow.client._stream import Stream
 from hedgerow.client._types import Model, Options, Result, Session
+from hedgerow.client._wire import Wire
 from hedgerow.errors import InvalidRequest
 from hedgerow.v1 import gateway_pb2 as pb
-from hedgerow.v1.gateway_pb2_grpc import GatewayServiceStub
 
 DEFAULT_ADDRESS = "localhost:7411"
-OPTIONS = (
-    ("grpc.max_send_message_length", MESSAGE_LIMIT),
-    ("grpc.max_receive_message_length", MESSAGE_LIMIT),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # what ends the call in fact: the one above alone waits for ever
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Whether to try again is decided above: a retry of the library's own would repeat a call with its outcome unknown.
-    ("grpc.enable_retries", 0),
-)
+TIMEOUT = 30.0  # seconds
 Prompt = str | Sequence[int]
 Asked = TypeVar("Asked", bound=Message)
 
 
 class AsyncClient:
-    """A connection to a gateway.
+    """A connection to a gateway, or to one of several.
 
         async with AsyncClient("localhost:7411") as client:
             async for chunk in client.generate("def fibonacci(n):", max_tokens=64):
                 print(chunk.text, end="")
 
+    `address`: a text, with commas between several, or a list. Calls are spread over them, and each goes on at the next
+    one when its gateway fails; `retry` says how often and how long. `tenant` is sent with every call. `timeout`, in
+    seconds, is that of the calls with one answer, retries included; generations have their own.
     Belongs to the event loop that first uses it. Every method raises errors of `hedgerow.errors`.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, retry: Retry = Retry()) -> None:  # noqa: B008  frozen
-        _check_address(address)
-        self.address, self.retry = address, retry
-        self._channel: grpc.aio.Channel | None = None
+    def __init__(
+        self,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        retry: Retry = Retry(),  # noqa: B008  frozen
+        tenant: str = "",
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self._gateways = Gateways(address, retry, tenant)
+        within = seconds("timeout", timeout)
+        self._timeout = TIMEOUT if within is None else within
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The gateways, as given."""
+        return self._gateways.addresses
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Continue a text, or token ids taken as they are."""
@@ -76,6 +77,26 @@ class AsyncClient:
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
         """`generate`, awaited to its end."""
         return await self.generate(prompt, **options).result()
+
+    def resume(
+        self,
+        session_id: str,
+        token_offset: int = 0,
+        digest: bytes = b"",
+        text_offset: int = 0,
+        *,
+        timeout: float | None = None,
+        detach: bool = True,
+        leave_running: bool = False,
+    ) -> Stream:
+        """Go on with a session from where a stream of it was left: `client.resume(*stream.position)`.
+
+        With the session id alone it comes from its beginning. `text_offset` alone, in UTF-8 bytes: from that text on.
+        Raises, from the loop, NotFound where there is no such session and LostSuffix where the store has less of it
+        than the caller and cannot make it again. Options are those of `generate`.
+        """
+        asked = _convert.resume(session_id, token_offset, digest, text_offset, detach)
+        return self._wired(asked, {"timeout": timeout, "leave_running": leave_running})
 
     async def models(self) -> Sequence[Model]:
         """The models that can be asked for."""
@@ -103,15 +124,13 @@ class AsyncClient:
         return _convert.session(await self._ask("GetSession", request))
 
     async def delete_session(self, session_id: str) -> bool:
-        """Remove a session's prompt and tokens; False: there was none."""
+        """Remove a session's prompt and tokens; False: there was none, or an answer got lost and it was repeated."""
         request = _of_session(pb.DeleteSessionRequest(), session_id)
         return bool((await self._ask("DeleteSession", request)).existed)
 
     async def aclose(self) -> None:
-        """Close the connection; open streams are cancelled."""
-        if self._channel is not None:
-            await self._channel.close(None)
-            self._channel = None
+        """Cancel the sessions of open streams, and close the connections; takes a few seconds at most."""
+        await self._gateways.aclose()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -121,41 +140,29 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    def _stub(self) -> Any:
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=OPTIONS)
-        return GatewayServiceStub(self._channel)  # type: ignore[no-untyped-call]
-
     def _stream(self, asked: pb.GenerateRequest, options: Options) -> Stream:
+        named, ours = asked.tenant and check_tenant(asked.tenant), self._gateways.tenant
+        if named and ours and named != ours:
+            raise InvalidRequest("tenant", named, f"that of the client, {ours!r}, or none")
+        asked.tenant = named or ours
+        return self._wired(asked, options)
+
+    def _wired(self, asked: pb.GenerateRequest | pb.ResumeRequest, options: Options | dict[str, Any]) -> Stream:
         check_size(asked)
-        timeout = options.get("timeout")
-        return Stream(lambda request: self._stub().Generate(request, timeout=timeout), asked, self.retry, self.address)
+        leave_running = options.get("leave_running") or False
+        if not isinstance(leave_running, bool) or (leave_running and not asked.detach):
+            raise InvalidRequest("leave_running", leave_running, "True or False, and not True beside detach=False")
+        timeout = seconds("timeout", options.get("timeout"))
+        tenant = asked.tenant if isinstance(asked, pb.GenerateRequest) else ""
+        return Stream(Wire(self._gateways, asked, timeout=timeout, leave_running=leave_running, tenant=tenant))
 
     async def _ask(self, method: str, request: Message) -> Any:
-        check_size(request)
-        attempt = 1
-        while True:
-            try:
-                return await getattr(self._stub(), method)(request)
-            except grpc.aio.AioRpcError as failed:
-                error = decode(failed, self.address)
-            delay = self.retry.delay(error, attempt)
-            if delay is None:
-                raise error
-            attempt += 1
-            await asyncio.sleep(delay)
+        self._gateways.check_open()
+        return await self._gateways.ask(method, request, self._timeout)
 
 
 def _of_session(request: Asked, session_id: str) -> Asked:
+    if session_id is None:
+        raise InvalidRequest("session_id", session_id, "the id of a session")
     fill(request, "session_id", session_id)
     return request
-
-
-def _check_address(address: object) -> None:
-    """gRPC would find out at the first call, and say it in words of its own."""
-    try:
-        if isinstance(address, str) and address.encode():
-            return
-    except UnicodeEncodeError:
-        pass
-    raise InvalidRequest("address", address, "HOST:PORT, or another gRPC target")

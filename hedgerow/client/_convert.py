@@ -38,8 +38,9 @@ SAMPLING = (
     "stop_token_ids", "logit_bias",
 )  # fmt: skip
 SPECULATION = ("budget", "topk_cap")
-ENVELOPE = ("model", "priority", "tenant", "idempotency_key", "return_steps", "return_trees")
-KNOWN = (*SAMPLING, *SPECULATION, *ENVELOPE, "deadline", "timeout")
+ENVELOPE = ("model", "priority", "tenant", "idempotency_key", "return_steps", "return_trees", "detach")
+KNOWN = (*SAMPLING, *SPECULATION, *ENVELOPE, "deadline", "timeout", "leave_running")
+DIGEST_BYTES = 16
 Row = TypeVar("Row")
 
 Messages = Iterable[Message | Mapping[str, Any]]
@@ -55,7 +56,7 @@ def request(options: Options) -> pb.GenerateRequest:
             raise InvalidRequest(name, given[name], f"no option of this name; {hint}")
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
-    asked = pb.GenerateRequest()
+    asked = pb.GenerateRequest(detach=given.get("detach") is None)
     for message, names in ((asked.sampling, SAMPLING), (asked.speculation, SPECULATION), (asked, ENVELOPE)):
         for name in names:
             fill(message, name, given.get(name))
@@ -87,9 +88,27 @@ def chat(messages: Messages, thinking: bool | None, preserve_thinking: bool | No
     return prompt
 
 
-def event(e: pb.SessionEvent) -> Event:
-    """One event of a stream."""
+def resume(session_id: str, token_offset: int, digest: bytes, text_offset: int, detach: bool) -> pb.ResumeRequest:
+    """Where to go on. Raises InvalidRequest."""
+    asked = pb.ResumeRequest()
+    given = {"session_id": session_id, "token_offset": token_offset, "text_offset": text_offset, "detach": detach}
+    for name, value in given.items():
+        if value is None:
+            raise InvalidRequest(name, value, "given")
+        fill(asked, name, value)
+    if not session_id:
+        raise InvalidRequest("session_id", session_id, "the id of a session")
+    if not isinstance(digest, bytes) or len(digest) not in (0, DIGEST_BYTES):
+        raise InvalidRequest("digest", digest, f"{DIGEST_BYTES} bytes, or none")
+    asked.digest = digest
+    return asked
+
+
+def event(e: pb.SessionEvent) -> Event | None:
+    """One event of a stream; None: of a kind that is newer than this client, which holds no tokens for it."""
     kind = e.WhichOneof("kind")
+    if kind is None:
+        return None
     if kind == "chunk":
         return _chunk(e.chunk)
     if kind == "started":

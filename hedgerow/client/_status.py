@@ -15,6 +15,9 @@ from hedgerow import errors
 from hedgerow.errors import HedgerowError
 
 DOMAIN, DETAILS_KEY = "hedgerow", "grpc-status-details-bin"
+# How gRPC tells of a connection or a server that went away in the middle of a call, where it does not say UNAVAILABLE.
+BROKEN = re.compile(r"RST_STREAM|GOAWAY|Stream removed|Socket closed|Connection reset|Broken pipe", re.IGNORECASE)
+BROKEN_CODES = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 
 
@@ -33,6 +36,7 @@ CODES: Mapping[grpc.StatusCode, type[HedgerowError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
     grpc.StatusCode.ABORTED: errors.Fenced,
     grpc.StatusCode.CANCELLED: errors.Cancelled,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.SessionFailed,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
     grpc.StatusCode.DATA_LOSS: errors.LostSuffix,
 }
@@ -72,7 +76,9 @@ def _unsent(error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
         if "CLIENT: Received" in text:
             return errors.Unsupported("answer", f"its {larger[1]} bytes are more than the {larger[2]} of this client")
         return errors.InvalidRequest("request", f"{larger[1]} bytes", f"at most {larger[2]} bytes")
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
+    # A call that this side cancelled raises no status: CANCELLED is a server that is being stopped.
+    away = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    if away or (error.code() in BROKEN_CODES and BROKEN.search(text)):
         return errors.Unavailable(f"gateway at {address}", text, retry_after=0.0)
     return _build(CODES.get(error.code(), errors.Internal), text, {}, None)
 

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any
 
-import grpc.aio
-from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
-
-from hedgerow.client import _convert
-from hedgerow.client._retry import Retry
-from hedgerow.client._status import decode
-from hedgerow.client._types import Chunk, Event, Finished, Result, Started, Step
-from hedgerow.errors import Cancelled, HedgerowError, Internal
-from hedgerow.v1 import gateway_pb2 as pb
-
-Call = grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]
+from hedgerow.client._types import Chunk, Event, Finished, Position, Result, Started, Step
+from hedgerow.client._wire import Wire
+from hedgerow.errors import Cancelled
 
 
 class Stream:
     """Chunks of one generation: `async for chunk in stream`. Nothing is sent before the first one is asked for.
 
-    Leaving the loop, `aclose()`, the end of `async with` and dropping the last reference all cancel the session unless
-    it has ended. Errors of the taxonomy (`hedgerow.errors`) are raised from the loop. `started` and `finished` are the
-    first and last event, None before they came.
+    A stream that breaks goes on by itself at the next gateway, as the client's `retry` says: no token comes twice, none
+    is missing. What cannot go on raises an error of the taxonomy (`hedgerow.errors`) from the loop; the session may
+    still be there then, and `client.resume(*stream.position)` tries it again.
+
+    Leaving the loop, `aclose()`, the end of `async with`, cancelling the task and dropping the last reference all
+    cancel the session unless it has ended. `detach()` and the option `leave_running` leave it going on. `started` and
+    `finished` are the first and last event, None before they came.
     """
 
-    def __init__(
-        self, open_call: Callable[[pb.GenerateRequest], Call], asked: pb.GenerateRequest, retry: Retry, address: str
-    ) -> None:
-        self.started: Started | None = None
-        self.finished: Finished | None = None
-        self._open_call, self._request, self._retry, self._address = open_call, asked, retry, address
-        self._own_key = not asked.idempotency_key
-        self._key = asked.idempotency_key or secrets.token_hex(16)
-        self._call: Call | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._attempt = 1
-        self._begun = self._closed = False
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    @property
+    def started(self) -> Started | None:
+        """The first event, None before it came."""
+        return self._wire.order.started
+
+    @property
+    def finished(self) -> Finished | None:
+        """The last event, None before it came."""
+        return self._wire.order.finished
 
     @property
     def session_id(self) -> str:
         """What `cancel` and `get_session` take; empty before the session has started."""
-        return self.started.session_id if self.started else ""
+        return self._wire.order.position.session_id
+
+    @property
+    def position(self) -> Position:
+        """Where the stream goes on behind the last event that it gave; its session id is empty before the first."""
+        return self._wire.position
 
     async def events(self) -> AsyncIterator[Event]:
         """Everything, the first and last event too."""
@@ -71,11 +69,23 @@ class Stream:
             self.started.sampling.seed,
         )  # fmt: skip
 
+    async def detach(self) -> Position:
+        """End the stream and leave its session going on, for a `client.resume` of this process or another.
+
+        Waits until the session has started. Without a reader a gateway pauses it after a while; a resume wakes it up.
+        """
+        while not self.session_id and await self._next() is not None:
+            pass
+        self._wire.leave_running = True
+        await self._wire.leave()
+        return self.position
+
     async def aclose(self) -> None:
-        """Cancel the session unless it has ended."""
-        self._closed = True
-        if self._call is not None:
-            self._call.cancel()
+        """Cancel the session unless it has ended or `leave_running` was asked for.
+
+        Waits a second at most for the gateway to say that it has; then that goes on in the background.
+        """
+        await self._wire.leave()
 
     def __aiter__(self) -> Stream:
         return self
@@ -95,9 +105,10 @@ class Stream:
 
     def __del__(self) -> None:
         # gRPC does not cancel a call that nobody reads any more (grpc/grpc#43462), and this may be any thread.
-        if self._call is not None and self._loop is not None and not self._loop.is_closed():
+        loop = self._wire.loop
+        if loop is not None and not loop.is_closed():
             with contextlib.suppress(RuntimeError):  # closed meanwhile
-                self._loop.call_soon_threadsafe(self._call.cancel)
+                loop.call_soon_threadsafe(self._wire.leave_soon)
 
     async def _next_chunk(self) -> Chunk | None:
         while (event := await self._next()) is not None:
@@ -106,51 +117,4 @@ class Stream:
         return None
 
     async def _next(self) -> Event | None:
-        """The next event; None after the last. Tries again while nothing has come, as `retry` says."""
-        while not self.finished and not self._closed:
-            try:
-                return await self._read()
-            except HedgerowError as error:
-                delay = None if self._begun else self._delay(error)
-                if delay is None:
-                    raise
-                await asyncio.sleep(delay)
-        return None
-
-    async def _read(self) -> Event:
-        if self._call is None:
-            self._loop = asyncio.get_running_loop()
-            self._request.idempotency_key = self._key
-            self._call = self._open_call(self._request)
-        try:
-            answer: Any = await self._call.read()
-            if answer is EOF:
-                raise Internal("the stream ended without its last event")
-            event = _convert.event(answer.event)
-            if isinstance(event, Finished):
-                await self._call.read()  # the status behind it
-        except grpc.aio.AioRpcError as error:
-            raise decode(error, self._address) from None
-        self._note(event)
-        return event
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, Started):
-            self.started = event
-        elif isinstance(event, Finished):
-            self.finished = event
-        else:
-            self._begun = True
-
-    def _delay(self, error: HedgerowError) -> float | None:
-        """Seconds until the next try, prepared here; None: give up."""
-        refused = "reason" in error.metadata
-        if refused and not self._own_key and self.started:
-            return None  # the session of the caller's key has ended, and it would only be joined
-        delay = self._retry.delay(error, self._attempt)
-        if delay is not None:
-            self._attempt += 1
-            self._call = self.started = None
-            if refused and self._own_key:  # else the outcome is unknown, and the key joins what may have begun
-                self._key = secrets.token_hex(16)
-        return delay
+        return await self._wire.next()

@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Coroutine, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import Unpack
 
-from hedgerow.client._async import DEFAULT_ADDRESS, AsyncClient, Prompt
+from hedgerow.client._async import DEFAULT_ADDRESS, TIMEOUT, AsyncClient, Prompt
 from hedgerow.client._convert import Messages
+from hedgerow.client._loop import Loop
 from hedgerow.client._retry import Retry
 from hedgerow.client._stream import Stream
-from hedgerow.client._types import Chunk, Event, Finished, Model, Options, Result, Session, Started
-from hedgerow.errors import Cancelled
-
-Answer = TypeVar("Answer")
-
-
-class _Loop:
-    """An event loop in a daemon thread, which other threads wait for."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="hedgerow-client", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        """Wait for `work`. An interrupt of the waiting thread cancels it. Raises Cancelled after `close`."""
-        if self._loop.is_closed():
-            work.close()
-            raise Cancelled("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+from hedgerow.client._types import Chunk, Event, Finished, Model, Options, Position, Result, Session, Started
 
 
 class SyncStream:
     """Chunks of one generation: `for chunk in stream`. See `Stream`, whose rules hold here too."""
 
-    def __init__(self, stream: Stream, loop: _Loop) -> None:
+    def __init__(self, stream: Stream, loop: Loop, client: Client) -> None:
         self._stream, self._loop = stream, loop
+        self._client = client  # which closes the loop when nobody refers to it
+        self._position = stream.position
 
     @property
     def started(self) -> Started | None:
@@ -66,18 +38,34 @@ class SyncStream:
         """Empty before the session has started."""
         return self._stream.session_id
 
+    @property
+    def position(self) -> Position:
+        """Where the stream goes on behind the last event that it gave; its session id is empty before the first."""
+        return self._position
+
     def events(self) -> Iterator[Event]:
         """Everything, the first and last event too."""
         with self:
             while (event := self._loop.run(self._stream._next())) is not None:
+                self._position = self._stream.position
                 yield event
 
     def result(self) -> Result:
         """Wait for the end; the whole of it."""
-        return self._loop.run(self._stream.result())
+        try:
+            return self._loop.run(self._stream.result())
+        finally:
+            self._position = self._stream.position
+
+    def detach(self) -> Position:
+        """End the stream and leave its session going on; see `Stream.detach`."""
+        self._loop.run(self._stream.detach())
+        if not self._position.session_id:
+            self._position = self._stream.position
+        return self._position
 
     def close(self) -> None:
-        """Cancel the session unless it has ended."""
+        """Cancel the session unless it has ended or `leave_running` was asked for."""
         self._loop.run(self._stream.aclose())
 
     def __iter__(self) -> SyncStream:
@@ -85,6 +73,7 @@ class SyncStream:
 
     def __next__(self) -> Chunk:
         chunk = self._loop.run(self._stream._next_chunk())
+        self._position = self._stream.position
         if chunk is None:
             raise StopIteration
         return chunk
@@ -99,23 +88,36 @@ class SyncStream:
 
 
 class Client:
-    """A connection to a gateway, for code that waits.
+    """A connection to a gateway, or to one of several, for code that waits.
 
         with Client("localhost:7411") as client:
             for chunk in client.generate("def fibonacci(n):", max_tokens=64):
                 print(chunk.text, end="")
 
-    Methods are those of `AsyncClient`. May be used by several threads.
+    Arguments and methods are those of `AsyncClient`. May be used by several threads.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, retry: Retry = Retry()) -> None:  # noqa: B008  frozen
-        self._client = AsyncClient(address, retry=retry)
-        self._loop = _Loop()
-        self._open = True
+    def __init__(
+        self,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        retry: Retry = Retry(),  # noqa: B008  frozen
+        tenant: str = "",
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self._client = AsyncClient(address, retry=retry, tenant=tenant, timeout=timeout)
+        self._loop = Loop()
+        # Also when nobody refers to it any more, and when the program ends: sessions of open streams are cancelled.
+        self._closer = weakref.finalize(self, self._loop.close, self._client.aclose)
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The gateways, as given."""
+        return self._client.addresses
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> SyncStream:
         """Continue a text, or token ids taken as they are."""
-        return SyncStream(self._client.generate(prompt, **options), self._loop)
+        return self._stream(self._client.generate(prompt, **options))
 
     def chat(
         self,
@@ -126,12 +128,29 @@ class Client:
         **options: Unpack[Options],
     ) -> SyncStream:
         """Answer a conversation."""
-        stream = self._client.chat(messages, thinking=thinking, preserve_thinking=preserve_thinking, **options)
-        return SyncStream(stream, self._loop)
+        answer = self._client.chat(messages, thinking=thinking, preserve_thinking=preserve_thinking, **options)
+        return self._stream(answer)
 
     def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
         """`generate`, waited for to its end."""
         return self.generate(prompt, **options).result()
+
+    def resume(
+        self,
+        session_id: str,
+        token_offset: int = 0,
+        digest: bytes = b"",
+        text_offset: int = 0,
+        *,
+        timeout: float | None = None,
+        detach: bool = True,
+        leave_running: bool = False,
+    ) -> SyncStream:
+        """Go on with a session from where a stream of it was left: `client.resume(*stream.position)`."""
+        stream = self._client.resume(
+            session_id, token_offset, digest, text_offset, timeout=timeout, detach=detach, leave_running=leave_running
+        )
+        return self._stream(stream)
 
     def models(self) -> Sequence[Model]:
         """The models that can be asked for."""
@@ -150,15 +169,15 @@ class Client:
         return self._loop.run(self._client.get_session(session_id))
 
     def delete_session(self, session_id: str) -> bool:
-        """Remove a session's prompt and tokens; False: there was none."""
+        """Remove a session's prompt and tokens; False: there was none, or an answer got lost and it was repeated."""
         return self._loop.run(self._client.delete_session(session_id))
 
     def close(self) -> None:
-        """Close the connection; open streams are cancelled."""
-        if self._open:
-            self._open = False
-            self._loop.run(self._client.aclose())
-            self._loop.close()
+        """Cancel the sessions of open streams, and close the connections; takes a few seconds at most.
+
+        Threads that read a stream of this client get Cancelled.
+        """
+        self._closer()
 
     def __enter__(self) -> Client:
         return self
@@ -167,3 +186,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _stream(self, stream: Stream) -> SyncStream:
+        return SyncStream(stream, self._loop, self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 
 class FinishReason(enum.StrEnum):
@@ -23,8 +23,10 @@ class FinishReason(enum.StrEnum):
 class Options(TypedDict, total=False):
     """Keyword arguments of `generate`, `complete` and `chat`. What is left out, or None, takes the model's default.
 
-    `timeout` bounds the whole call, in seconds, and raises DeadlineExceeded; after `deadline` seconds generation ends
-    with what there is and the finish reason "deadline". `idempotency_key` is made up when none is given.
+    `timeout` bounds the whole call, in seconds, resumes included, and raises DeadlineExceeded; after `deadline` seconds
+    generation ends with what there is and the finish reason "deadline". `idempotency_key` is made up when none is
+    given. `detach=False` lets the gateway end the session when it loses its client. `leave_running=True`: leaving the
+    stream does not cancel the session.
     """
 
     model: str
@@ -48,6 +50,20 @@ class Options(TypedDict, total=False):
     idempotency_key: str
     return_steps: bool
     return_trees: bool
+    detach: bool
+    leave_running: bool
+
+
+class Position(NamedTuple):
+    """How far a stream has come: what `resume` takes, `client.resume(*position)`.
+
+    `digest` is that of the first `token_offset` tokens (16 bytes, empty where none came), `text_offset` in UTF-8 bytes.
+    """
+
+    session_id: str
+    token_offset: int = 0
+    digest: bytes = b""
+    text_offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,7 +191,7 @@ Event = Started | Chunk | Finished
 
 @dataclass(frozen=True)
 class Result:
-    """A whole generation."""
+    """A whole generation, or what came of a resumed one from its offset on."""
 
     text: str
     tokens: Sequence[int]

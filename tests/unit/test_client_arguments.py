@@ -147,7 +147,7 @@ async def test_a_request_that_the_gateway_finds_too_large_is_not_repeated() -> N
 
 
 async def test_an_answer_that_is_too_large_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hedgerow.client._async.OPTIONS", (("grpc.max_receive_message_length", 100),))
+    monkeypatch.setattr("hedgerow.client._gateways.OPTIONS", (("grpc.max_receive_message_length", 100),))
     async with gateway() as server, AsyncClient(server.address) as client:
         with pytest.raises(Unsupported, match="more than the 100 of this client"):
             await client.tokenize("x" * 1000)

@@ -1,24 +1,23 @@
-"""The asynchronous client: events in, values out, errors by name, retries where they are safe, nothing left running."""
+"""The asynchronous client: events in, values out, errors by name, retries where they are safe, bounds on both."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import weakref
 from typing import Any
 
 import pytest
 
 import hedgerow.client
 from hedgerow.client import AsyncClient, Chunk, Finished, FinishReason, Message, Retry, Started, Step
+from hedgerow.client._retry import Patience
 from hedgerow.errors import (
     AlreadyExists,
     DeadlineExceeded,
     Fenced,
-    Internal,
     InvalidRequest,
+    KeyConflict,
     NotFound,
     Overloaded,
+    SessionFailed,
     Unavailable,
     Unsupported,
 )  # fmt: skip
@@ -126,7 +125,8 @@ async def test_a_value_that_its_field_cannot_hold_is_refused_here(given: dict[st
         NotFound("session", "s9"),
         AlreadyExists("session", "s9"),
         Unsupported("Resume", "not served yet"),
-        Fenced("s1", 1, 2),
+        KeyConflict("sampling.seed", "s1"),
+        SessionFailed("s1"),
     ],
 )
 async def test_an_error_of_the_server_is_raised_as_it_was(error: Any) -> None:
@@ -143,30 +143,32 @@ async def test_an_error_of_the_server_is_raised_as_it_was(error: Any) -> None:
         assert len(server.requests) == 1, "it never helps to repeat this"
 
 
-async def test_a_refusal_before_anything_came_is_tried_again_under_a_new_key() -> None:
-    full = Overloaded("the gateway", 5, 5, 0.0)
-    async with gateway([full], [started(), full], WHOLE) as server, AsyncClient(server.address, retry=QUICK) as client:
+async def test_a_call_that_gave_nothing_is_tried_again_under_its_key() -> None:
+    """The key joins what may have begun: nothing is generated twice."""
+    full, away = Overloaded("the gateway", 5, 5, 0.0), Unavailable("kvstore", "away", 0.0)
+    async with gateway([full], [away], WHOLE) as server, AsyncClient(server.address, retry=QUICK) as client:
         assert (await client.complete("x")).text == "abc"
+        assert len({request.idempotency_key for request in server.requests}) == 1
+        assert len(server.requests) == 3
+
+
+async def test_a_made_up_key_whose_session_had_failed_is_replaced_once() -> None:
+    """A gateway that could not reach its store ends what it may have written there, and the key joins that."""
+    away, failed = Unavailable("kvstore", "away", 0.0), SessionFailed("s1")
+    other = [started("s2"), *WHOLE[1:]]
+    async with gateway([away], [started(), failed], other) as server, AsyncClient(server.address, retry=QUICK) as c:
+        events = [event async for event in c.generate("x").events()]
+        assert [type(event) for event in events] == [Started, Chunk, Chunk, Finished]
+        assert isinstance(events[0], Started)
+        assert events[0].session_id == "s2"
         keys = [request.idempotency_key for request in server.requests]
-        assert len(set(keys)) == 3, "a session that was refused has ended: its key would only join it"
-
-
-async def test_a_callers_own_key_is_kept_and_not_tried_again_once_its_session_has_begun() -> None:
-    full = Overloaded("the gateway", 5, 5, 0.0)
-    async with gateway([full], [started(), full]) as server, AsyncClient(server.address, retry=QUICK) as client:
-        with pytest.raises(Overloaded):
-            await client.complete("x", idempotency_key="mine")
-        assert [request.idempotency_key for request in server.requests] == ["mine", "mine"]
-
-
-async def test_nothing_is_repeated_once_tokens_came() -> None:
-    script = [started(), chunk(0, [1], "a"), Unavailable("verifier", "it broke", 0.0)]
-    async with gateway(script, WHOLE) as server, AsyncClient(server.address, retry=QUICK) as client:
-        stream = client.generate("x")
-        assert (await anext(stream)).text == "a"
-        with pytest.raises(Unavailable, match="verifier is unavailable"):
-            await anext(stream)
-        assert len(server.requests) == 1
+        assert keys[0] == keys[1] != keys[2]
+        server.scripts += [[away], [started(), failed], [away], [started(), failed], WHOLE]
+        with pytest.raises(SessionFailed):
+            await c.complete("x")
+        server.scripts = [[away], [started(), failed], WHOLE]
+        with pytest.raises(SessionFailed):
+            await c.complete("x", idempotency_key="mine")
 
 
 async def test_retries_end() -> None:
@@ -186,72 +188,10 @@ async def test_nobody_there_names_the_address() -> None:
             await client.complete("x")
 
 
-async def test_a_stream_that_ends_without_its_end_is_an_error() -> None:
-    """Elsewhere a cut stream was passed on as a finished one."""
-    async with gateway([started(), chunk(0, [1], "a")]) as server, AsyncClient(server.address) as client:
-        with pytest.raises(Internal, match="without its last event"):
-            await client.complete("x")
-
-
 async def test_the_timeout_of_a_call_is_raised() -> None:
     async with gateway([started(), for_ever]) as server, AsyncClient(server.address) as client:
         with pytest.raises(DeadlineExceeded):
             await client.complete("x", timeout=0.2)
-
-
-async def until_idle(server: Any) -> None:
-    await asyncio.wait_for(server.idle.wait(), 5)
-    assert server.running == 0
-
-
-async def test_leaving_the_loop_and_dropping_the_stream_cancels_the_call() -> None:
-    """grpc.aio never cancels a call that nobody reads any more (grpc/grpc#43462)."""
-    async with gateway([started(), chunk(0, [1], "a"), for_ever]) as server, AsyncClient(server.address) as client:
-        async for _ in client.generate("x"):
-            break
-        gc.collect()
-        await until_idle(server)
-
-
-async def test_a_reference_cycle_does_not_keep_an_abandoned_call() -> None:
-    async with gateway([started(), chunk(0, [1], "a"), for_ever]) as server, AsyncClient(server.address) as client:
-        stream = client.generate("x")
-        await anext(stream)
-        stream.me = stream  # type: ignore[attr-defined]
-        gone = weakref.ref(stream)
-        del stream
-        gc.collect()
-        assert gone() is None
-        await until_idle(server)
-
-
-async def test_closing_cancels_and_ends_the_loop() -> None:
-    async with gateway([started(), chunk(0, [1], "a"), for_ever]) as server, AsyncClient(server.address) as client:
-        async with client.generate("x") as stream:
-            await anext(stream)
-        await until_idle(server)
-        assert [chunk async for chunk in stream] == []
-        assert stream.finished is None
-
-
-async def test_a_cancelled_task_cancels_its_call() -> None:
-    async with gateway([started(), chunk(0, [1], "a"), for_ever]) as server, AsyncClient(server.address) as client:
-        stream = client.generate("x")
-        await anext(stream)
-        waiting = asyncio.create_task(anext(stream))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await until_idle(server)
-
-
-async def test_closing_the_client_ends_its_streams() -> None:
-    async with gateway([started(), chunk(0, [1], "a"), for_ever]) as server:
-        client = AsyncClient(server.address)
-        await anext(client.generate("x"))
-        await client.aclose()
-        await until_idle(server)
 
 
 async def test_the_other_calls() -> None:
@@ -263,21 +203,52 @@ async def test_the_other_calls() -> None:
         assert not await client.cancel("s2")
         assert (await client.get_session("s1")).finish_reason == FinishReason.RUNNING
         assert await client.delete_session("s1")
-        server.scripts = [[Unavailable("kvstore", "away", 0.0)], [NotFound("session", "s1")]]
+        server.refused = [Unavailable("kvstore", "away", 0.0), NotFound("session", "s1")]
         with pytest.raises(NotFound):
             await client.cancel("s1")
-        assert server.scripts == [], "the first answer was worth another try"
+        assert server.refused == [], "the first answer was worth another try"
 
 
 def test_delays_double_and_a_hint_counts_if_it_is_longer() -> None:
     retry = Retry(attempts=4, first_delay=1.0, last_delay=3.0)
-    gone = Unavailable("x", "y", 0.0)
-    for attempt, full in ((1, 1.0), (2, 2.0), (3, 3.0)):
-        delay = retry.delay(gone, attempt)
+    gone, patience = Unavailable("x", "y", 0.0), Patience(retry)
+    for full in (1.0, 2.0, 3.0):
+        delay = patience.delay(gone, 0.0, begun=False)
         assert delay is not None
         assert full / 2 <= delay <= full
-    assert retry.delay(gone, 4) is None
-    assert retry.delay(Overloaded("x", 1, 1, 9.0), 1) == 9.0
-    assert retry.delay(Fenced("s", 1, 2), 1) is None
+    assert patience.delay(gone, 0.0, begun=False) is None
+    assert Patience(retry).delay(Overloaded("x", 1, 1, 9.0), 0.0, begun=False) == 9.0
+    assert Patience(retry).delay(NotFound("session", "s"), 0.0, begun=True) is None
     assert Retry(2) == Retry(2)
-    assert Retry.never().delay(gone, 1) is None
+    assert Patience(Retry.never()).delay(gone, 0.0, begun=False) is None
+    assert Patience(Retry.never()).delay(gone, 0.0, begun=True) is None
+    assert Patience(Retry(attempts=9999, first_delay=1.0)).delay(gone, 0.0, begun=False) is not None
+
+
+def test_resumes_are_bounded_in_number_and_in_time_since_something_came() -> None:
+    gone = Unavailable("x", "y", 0.0)
+    patience = Patience(Retry(attempts=1, resumes=3, first_delay=1.0, last_delay=1.0, total=50.0))
+    assert [patience.delay(gone, float(now), begun=True) is None for now in range(4)] == [False] * 3 + [True]
+    patience.progress()
+    assert patience.delay(gone, 1000.0, begun=True) is not None, "the time counts from the first failure"
+    assert patience.delay(gone, 1049.9, begun=True) is None
+    patience.progress()
+    assert patience.delay(Fenced("s", 1, 2), 2000.0, begun=True) is not None
+    assert patience.delay(SessionFailed("s"), 2000.0, begun=True) is None
+
+
+def test_the_hint_of_one_gateway_does_not_delay_the_next() -> None:
+    hinted, patience = Unavailable("verifier", "away", 10.0), Patience(Retry(first_delay=0.1))
+    first, second, third = (patience.delay(hinted, 0.0, begun=True, others=1) for _ in range(3))
+    assert first is not None
+    assert first < 1
+    assert second == third == 10.0
+    assert Patience(Retry()).delay(Overloaded("it", 1, 1, 3.0), 0.0, begun=True, others=1) == 3.0
+
+
+def test_an_error_of_a_gateway_without_a_hint_is_final() -> None:
+    final = Unavailable("x", "y")
+    final.retry_after = None
+    assert Patience(Retry()).delay(final, 0.0, begun=True) is not None, "it came from no gateway"
+    final.metadata = {"reason": "UNAVAILABLE"}
+    assert Patience(Retry()).delay(final, 0.0, begun=True) is None

@@ -11,7 +11,7 @@ import pytest
 
 from hedgerow.cli.main import FAILED, INTERRUPTED, NOBODY_THERE, REFUSED, main
 from hedgerow.cli.show import COLOURS, RESET
-from hedgerow.errors import InvalidRequest, NotFound, Unavailable
+from hedgerow.errors import Internal, InvalidRequest, NotFound, Unavailable
 from tests.unit.client_gateway import chunk, finished, started
 from tests.unit.test_client_sync import served
 
@@ -146,7 +146,8 @@ def test_exit_status_tells_what_went_wrong(capsys: pytest.CaptureFixture[str]) -
     scripts = (
         [InvalidRequest("sampling.top_p", 2.0, "in (0, 1]")],
         [NotFound("session", "s")],
-        [started(), chunk(0, [1], "a"), Unavailable("verifier", "it broke", 0.5)],
+        [started(), chunk(0, [1], "a"), Unavailable("verifier", "it broke", 0.0)],
+        [Internal("oops")],
         [started(), finished("CANCELLED")],
     )
     with served(*scripts) as (server, _):
@@ -154,7 +155,7 @@ def test_exit_status_tells_what_went_wrong(capsys: pytest.CaptureFixture[str]) -
         assert "sampling.top_p: 2.0 is not allowed: in (0, 1]" in capsys.readouterr().err
         assert run(server, "generate", "x") == REFUSED
         assert run(server, "generate", "x") == FAILED
-        assert "trying again in 0.5 s can help" in capsys.readouterr().err
+        assert "oops" in capsys.readouterr().err
         assert run(server, "generate", "x") == FAILED
         assert run(server, "generate", "x", "--file", "/nowhere") == REFUSED
         assert run(server, "generate", "--file", "/nowhere") == REFUSED
