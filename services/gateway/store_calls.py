@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +17,7 @@ from hedgerow.v1 import common_pb2 as common
 from hedgerow.v1 import kvstore_pb2 as kv
 from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceStub
 from services.gateway import convert, convert_store
+from services.gateway.config import addresses as split
 from services.gateway.messages import Created, ExpiredPage, Granted, Growth, State, Stored, Usage
 from services.gateway.types import Finish, Record
 
@@ -34,13 +35,14 @@ class _Replica(NamedTuple):
 class StoreCalls:
     """One of the kvstore's replicas, all before one Redis; when it does not answer, the next.
 
-    `addresses` are comma-separated, `lease` are the seconds that this owner's leases outlive its last renewal. Every
+    `addresses` are comma-separated, `lease` are the seconds that this owner's leases outlive its last renewal,
+    `retention` those for which a session is kept after its last append (0: the store's default). Every
     method raises what the store refuses, and Unavailable where no replica or no Redis answers.
     """
 
-    def __init__(self, addresses: str, owner: bytes, lease: float) -> None:
-        self.owner, self.lease = owner, lease
-        self._replicas = [_replica(address.strip()) for address in addresses.split(",") if address.strip()]
+    def __init__(self, addresses: str, owner: bytes, lease: float, retention: float = 0.0) -> None:
+        self.owner, self.lease, self.retention = owner, lease, retention
+        self._replicas = [_replica(address) for address in split(addresses)]
         self._at = 0
 
     @property
@@ -61,7 +63,9 @@ class StoreCalls:
 
     async def create(self, record: Record, digest: bytes) -> Created:
         """Write a session's record, or find what is there."""
-        request = kv.CreateSessionRequest(record=convert_store.record_pb(record), owner=self.owner, digest=digest)
+        request = kv.CreateSessionRequest(
+            record=convert_store.record_pb(record), owner=self.owner, digest=digest, ttl_ms=int(self.retention * 1000)
+        )
         before = self._at
         created = convert_store.created(await self._ask("CreateSession", request))
         there = created.existing
@@ -107,19 +111,27 @@ class StoreCalls:
         """Running sessions that nobody drives, a page of at most `limit` (0: the store's own) after `cursor`."""
         return convert_store.expired(await self._ask("ListExpired", kv.ListExpiredRequest(cursor=cursor, limit=limit)))
 
-    async def watch_cancels(self) -> AsyncIterator[Sequence[str]]:
+    async def watch_cancels(self) -> AsyncGenerator[Sequence[str], None]:
         """This owner's sessions that carry a cancel mark, as marks are written; those from before come at once."""
         request = kv.WatchCancelsRequest(owner=self.owner)
         with self._following():
-            async for message in self._stub.WatchCancels(request):
-                yield message.session_ids
+            call = self._stub.WatchCancels(request)
+            try:
+                async for message in call:
+                    yield message.session_ids
+            finally:
+                call.cancel()
 
-    async def tail(self, session_id: str, from_offset: int) -> AsyncIterator[Growth]:
+    async def tail(self, session_id: str, from_offset: int) -> AsyncGenerator[Growth, None]:
         """A session's tokens from an offset on, as they are committed, until its end. Raises NotFound."""
         request = kv.TailRequest(session_id=session_id, from_offset=from_offset)
         with self._following():
-            async for message in self._stub.Tail(request):
-                yield convert_store.growth(message)
+            call = self._stub.Tail(request)
+            try:
+                async for message in call:
+                    yield convert_store.growth(message)
+            finally:
+                call.cancel()  # a stream that is merely left is never ended
 
     async def end(self, record: Record, epoch: int, finish: Finish, usage: Usage) -> State:
         """Record an end without tokens; what is recorded then: an earlier end wins. Raises Fenced, NotFound, ..."""
