@@ -3,8 +3,8 @@
 
 enum { STRIDED = 3 };        /* F32 with a given distance between rows k */
 enum { ROW_BLOCK = 6 };      /* rows of the tallest tile */
-enum { ROW_BLOCK_PAGE = 3 }; /* and of a page of the cache, which comes from far: wider tiles read more of it at once */
-enum { AHEAD = 16 };         /* cache lines that are prefetched ahead */
+enum { ROW_BLOCK_PAGE = LANES == 16 ? 6 : 3 }; /* and of a page of the cache: what 32 registers, or 16, hold */
+enum { AHEAD = 16, AHEAD_PAGE = 32 };          /* cache lines that are prefetched ahead, and rows of a page */
 enum { AHEAD_Q4 = 64 };      /* and of 4-bit words, which take longer to widen */
 enum { NEAR = 64 << 10 };    /* bytes of units that stay near while all rows pass */
 enum { WIDE_ROWS = 4 };      /* from here on 4-bit words are widened once, into the L1 cache, and used by all rows */
@@ -75,7 +75,7 @@ INLINE void tile(const int type, const int RB, const int UB, const char *w, long
         for (int k = 0; k < K; k++) {
             if (type == BF16)
                 EACH(u, UB) __builtin_prefetch((const uint32_t *)w + ((long)u * K + k) * LANES + AHEAD * 16);
-            if (type == STRIDED) EACH(u, UB) __builtin_prefetch((const float *)w + (k + AHEAD) * ks + u * 16);
+            if (type == STRIDED) EACH(u, UB) __builtin_prefetch((const float *)w + (k + AHEAD_PAGE) * ks + u * 16);
             EACH(v, VB) b[v] = column(type, w, ks, K, k, v);
             STEP(k)
         }
@@ -113,6 +113,8 @@ INLINE long unit_bytes(const int type, int K) {
         const int UB = units_of(type, RB);                                          \
         if (RB > tallest(type)) break; /* never */                                  \
         SPAN(RB, UB)                                                                \
+        if (UB > 4) SPAN(RB, 4) /* a page has 4 units of keys */                    \
+        if (UB > 2) SPAN(RB, 2)                                                     \
         if (UB > 1) SPAN(RB, 1)                                                     \
     } break;
 

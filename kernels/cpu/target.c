@@ -11,7 +11,7 @@ static const int planted = 0;
 enum { PATH_REVERSED = 1, NORMALISER_OFF, ANCESTOR_LEFT_OUT };
 
 enum { TILE = 256 };   /* rows that go through all layers together */
-enum { QUERIES = 48 }; /* rows times heads that read a page together */
+enum { QUERIES = LANES == 16 ? 72 : 48 }; /* rows times heads that read a page together */
 
 typedef struct {
     float *h, *q_a, *q_b, *q, *context, *routed, *packed, *scores; /* [TILE] rows each; scores [queries][stride] */
