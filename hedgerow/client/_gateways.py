@@ -36,7 +36,7 @@ OPTIONS = (
 TENANT_KEY, TENANT_BYTES = "hedgerow-tenant", 128
 AWAY = 5.0
 """Seconds for which an address that did not answer is asked last."""
-LAST_CALLS = 5.0
+LAST_CALLS = 2.0
 """Seconds that cancels in the background may take when the client is closed."""
 CLOSED = "the client is closed"
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from hedgerow.client import AsyncClient, Client, Retry
-from hedgerow.errors import NotFound, Unavailable
-from tests.unit.client_gateway import Script, ScriptedGateway, chunk, finished, for_ever, gateway, started
+from hedgerow.client import AsyncClient, Client, Position, Retry
+from hedgerow.errors import Cancelled, NotFound, Unavailable
+from tests.polling import eventually
+from tests.unit.client_gateway import Script, ScriptedGateway, chunk, digest, finished, for_ever, gateway, started
 
 WHOLE = [started(), chunk(0, [1, 2], "ab"), finished("STOP", 2)]
 STUCK = [started(), chunk(0, [1], "a"), for_ever]
@@ -80,6 +84,96 @@ def test_leaving_the_loop_cancels_the_call() -> None:
         with client.generate("x") as stream:
             next(stream)
     assert server.running == 0, "the server waits for its calls before it ends"
+
+
+@pytest.mark.parametrize("script", [STUCK, [for_ever]], ids=["streaming", "not started"])
+def test_closing_the_client_beside_threads_that_read_ends_them_by_name(script: Script) -> None:
+    """They got concurrent.futures.CancelledError, or waited for ever."""
+    with served(script, script, [for_ever]) as (server, client):
+        server.refused = [for_ever]
+        got: list[BaseException] = []
+
+        def read(ask: Callable[[], object]) -> None:
+            try:
+                ask()
+            except BaseException as error:  # noqa: BLE001  whatever it is
+                got.append(error)
+
+        asks = (lambda: client.complete("x"), lambda: list(client.generate("x")), client.models)
+        threads = [threading.Thread(target=read, args=(ask,)) for ask in asks]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: server.running == 2 and len(server.metadata) == 3, 5)
+        began = time.monotonic()
+        client.close()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        assert time.monotonic() - began < 5
+        assert [(type(error), str(error)) for error in got] == [(Cancelled, "the client is closed")] * 3
+        with pytest.raises(Cancelled):
+            client.models()
+
+
+def test_two_threads_may_close_and_ask_at_once() -> None:
+    for _ in range(20):
+        client = Client("localhost:1", retry=Retry.never())
+        threads = [threading.Thread(target=client.close) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        with pytest.raises((Cancelled, Unavailable)):
+            client.models()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_leaving_cancels_the_session_and_detaching_does_not() -> None:
+    with served(STUCK, STUCK, STUCK) as (server, client):
+        with client.generate("x") as stream:
+            next(stream)
+        assert server.cancels == ["s1"]
+        for _ in client.generate("x"):
+            break
+        gc.collect()
+        eventually(lambda: server.cancels == ["s1"] * 2, 5)
+        kept = client.generate("x")
+        next(kept)
+        assert kept.detach() == kept.position == Position("s1", 1, digest(1), 1)
+        assert list(kept) == []
+    assert server.cancels == ["s1"] * 2
+
+
+def test_a_broken_stream_goes_on() -> None:
+    away = Unavailable("verifier", "away", 0.0)
+    rest = [started(), chunk(1, [2], "b"), finished("STOP", 2)]
+    with served([*STUCK[:2], away], rest, rest) as (server, never), Client(server.address) as client:
+        assert client.complete("x").text == "ab"
+        assert client.resume("s1", 1, digest(1), 1).result().tokens == (2,)
+        assert never.addresses == (server.address,)
+
+
+@pytest.mark.parametrize(
+    "end", ["", "del client, stream; gc.collect(); assert 'hedgerow-client' not in str(threading.enumerate())"]
+)
+def test_a_program_that_closes_nothing_ends_its_sessions(end: str) -> None:
+    with served(STUCK) as (server, _):
+        code = f"""
+import gc, threading
+from hedgerow.client import Client
+client = Client({server.address!r})
+stream = client.generate("x")
+next(stream)
+{end}
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert server.cancels == ["s1"]
+
+
+def test_a_stream_keeps_its_client() -> None:
+    with served(WHOLE) as (server, _):
+        assert [piece.text for piece in Client(server.address).generate("x")] == ["ab"]
 
 
 def test_a_closed_client_leaves_no_thread() -> None:
