@@ -12,13 +12,13 @@ import signal
 import sys
 from functools import partial
 
-from hedgerow.errors import HedgerowError
+from hedgerow.errors import HedgerowError, InvalidRequest
 from hedgerow.rpc.config import from_env_or_exit
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log, set_up_logging
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.work import run_service, serve_while
-from services.gateway.config import GatewayConfig
+from services.gateway.config import GatewayConfig, addresses
 from services.gateway.gateway import ID_BYTES, Gateway
 from services.gateway.peers import VerifierPeer
 from services.gateway.servicer import SERVICE, GatewayServicer
@@ -33,12 +33,11 @@ log = get_log(__name__)
 async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     """Serve until SIGTERM. A fault in the peers' loops ends the process: nothing would work any more."""
     health, owner = Health([SERVICE]), secrets.token_bytes(ID_BYTES)
-    health.report("verifier", NOT_REACHED)
+    verifiers = open_verifiers(config, owner, tokenizer.vocab_size, health)
     health.report("kvstore", NOT_REACHED)
-    verifier = VerifierPeer(config.verifier, owner, tokenizer.vocab_size, partial(health.report, "verifier"))
     told = partial(health.report, "kvstore")
     store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds)
-    gateway = Gateway(config, tokenizer, verifier, store)
+    gateway = Gateway(config, tokenizer, verifiers, store)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: log.info("held", **gateway.held()))
 
     async def serving() -> None:
@@ -48,8 +47,25 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     try:
         await serve_while(serving(), gateway.run())
     finally:
-        await verifier.close()
+        for verifier in verifiers:
+            await verifier.close()
         await store.close()
+
+
+def open_verifiers(config: GatewayConfig, owner: bytes, vocab_size: int, health: Health) -> list[VerifierPeer]:
+    """The peers. One that is attached is enough to be healthy."""
+    troubles: dict[str, str | None] = dict.fromkeys(addresses(config.verifier), NOT_REACHED)
+
+    def report(address: str, why: str | None) -> None:
+        troubles[address] = why
+        found = [f"{address}: {trouble}" for address, trouble in troubles.items() if trouble is not None]
+        health.report("verifier", "; ".join(found) if len(found) == len(troubles) else None)
+
+    health.report("verifier", NOT_REACHED)
+    return [
+        VerifierPeer(address, owner, vocab_size, partial(report, address), config.verifier_patience)
+        for address in troubles
+    ]
 
 
 def main() -> None:
@@ -57,6 +73,9 @@ def main() -> None:
     config = from_env_or_exit(GatewayConfig, os.environ)
     set_up_logging("gateway", config.log_level)
     try:
+        for field, given in (("verifier", config.verifier), ("kvstore", config.kvstore)):
+            if not addresses(given):
+                raise InvalidRequest(field, given, "at least one address")
         tokenizer = Tokenizer.from_folder(config.model_path)
         if not config.tenant_secret:
             log.info("no HEDGEROW_TENANT_SECRET: an idempotency key joins its session within this process only")

@@ -20,7 +20,7 @@ class GatewayConfig(ServerConfig):
         default=8 * MIB,
         metadata={"min": MIB, "max": 1024 * MIB, "help": "bytes of the largest message; more than a prompt may have"},
     )
-    verifier: str = field(metadata={"help": "address of the verifier"})
+    verifier: str = field(metadata={"help": "addresses of the verifiers, comma-separated"})
     kvstore: str = field(metadata={"help": "addresses of the kvstore's replicas, comma-separated"})
     model_path: Path = field(metadata={"help": "folder with tiktoken.model and tokenizer_config.json"})
     tenant_secret: str = field(
@@ -47,6 +47,25 @@ class GatewayConfig(ServerConfig):
     store_patience: float = field(
         default=120.0, metadata={"min": 0.1, "max": 3600, "help": "seconds without the store before sessions end"}
     )
+    verifier_patience: float = field(
+        default=3.0,
+        metadata={"min": 0.2, "max": 3600, "help": "seconds without a sign of life of a verifier that has work"},
+    )
+    failover_patience: float = field(
+        default=120.0,
+        metadata={"min": 0.1, "max": 86_400, "help": "seconds for which a session waits for a verifier"},
+    )
+    fingerprint_policy: str = field(
+        default="wait",
+        metadata={
+            "choices": ("wait", "best_effort"),
+            "help": "when no verifier of a session's fingerprint is left: wait for one, or go on elsewhere, marked so",
+        },
+    )
+    fingerprint_patience: float = field(
+        default=30.0,
+        metadata={"min": 0.1, "max": 86_400, "help": "seconds until a best_effort session goes on elsewhere"},
+    )
     lease_seconds: float = field(
         default=4.0,
         metadata={
@@ -55,3 +74,8 @@ class GatewayConfig(ServerConfig):
             "help": "seconds after which others may take the sessions of a dead gateway",
         },
     )
+
+
+def addresses(text: str) -> tuple[str, ...]:
+    """Comma-separated addresses, each once."""
+    return tuple(dict.fromkeys(address for part in text.split(",") if (address := part.strip())))

@@ -68,6 +68,8 @@ def _entry(e: m.Append, owner: bytes) -> kv.AppendEntry:
     )  # fmt: skip
     if e.steps:
         entry.steps.extend(common.StepStats(**step._asdict()) for step in e.steps)
+    if e.best_effort_from is not None:
+        entry.best_effort_from = e.best_effort_from
     if e.end:
         entry.finish_reason = number(e.end.reason)
         entry.usage.CopyFrom(usage_pb(e.end.usage))

@@ -27,9 +27,11 @@ from services.gateway.stream import Stream
 from services.gateway.table import SessionTable
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import Chat, Finish, Generation, Mode, Model, Record
+from services.gateway.verifiers import Policy, Verifiers
 
 ID_BYTES = 16
 POLL = 0.01
+SWEEP = 0.1  # seconds between two looks for deadlines that passed and sessions that wait for a verifier
 NO_DEADLINE = 1e9  # gRPC tells a call without a deadline by a time in another century
 log = get_log(__name__)
 
@@ -45,15 +47,18 @@ class _Creation:
 class Gateway:
     """The sessions of this process and the two peers behind them."""
 
-    def __init__(self, config: GatewayConfig, tokenizer: Tokenizer, verifier: VerifierPeer, store: StorePeer) -> None:
-        self._config, self._tokenizer, self._verifier, self._store = config, tokenizer, verifier, store
+    def __init__(
+        self, config: GatewayConfig, tokenizer: Tokenizer, verifiers: Sequence[VerifierPeer], store: StorePeer
+    ) -> None:
+        self._config, self._tokenizer, self._verifiers, self._store = config, tokenizer, verifiers, store
         self._secret = config.tenant_secret.encode() or secrets.token_bytes(ID_BYTES)
         limits = Limits(config.max_prompt_bytes, config.default_max_tokens)
         self._resolver = Resolver(tokenizer, limits, default_thinking(config.model_path))
         self._endings = Endings(store, config.max_sessions)
         self._leases = Leases(store, config.store_patience)
+        later = config.fingerprint_patience if config.fingerprint_policy == "best_effort" else None
         self.table = SessionTable(
-            verifier,
+            Verifiers(verifiers, Policy(config.failover_patience, later)),
             store,
             self._leases,
             lag=config.client_lag,
@@ -65,10 +70,11 @@ class Gateway:
     async def run(self) -> None:
         """Keep the peers' streams and this gateway's leases, for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._verifier.run(self.table.stepped, self.table.engine_lost))
+            for verifier in self._verifiers:
+                tasks.create_task(verifier.run(self.table))
             tasks.create_task(self._store.run(self.table.appended, self.table.store_lost))
             tasks.create_task(every(self._config.lease_seconds / 4, self._renew))
-            tasks.create_task(every(1.0, self._sweep))
+            tasks.create_task(every(SWEEP, self._sweep))
             tasks.create_task(every(1.0, self._endings.record))
 
     async def drained(self, patience: float) -> None:
@@ -104,7 +110,7 @@ class Gateway:
         statistics only if that one wanted some.
         Raises InvalidRequest, Unsupported, Overloaded, Unavailable; AlreadyExists where the key's session is another.
         """
-        model = self._attached()
+        model = self._attached(asked.model)
         resolved = await self._resolver.resolve(asked, model)
         record = self._record(asked, resolved, model)
         session = self.table.sessions.get(record.session_id)
@@ -145,17 +151,23 @@ class Gateway:
 
     def models(self) -> Sequence[tuple[Model, bool]]:
         """What is served, and whether it is ready."""
-        return [(self._verifier.model, self._verifier.attached)] if self._verifier.model else []
+        ready: dict[str, tuple[Model, bool]] = {}
+        for verifier in self._verifiers:
+            if verifier.model and not ready.get(verifier.model.name, (None, False))[1]:
+                ready[verifier.model.name] = (verifier.model, verifier.attached)
+        return list(ready.values())
 
     async def tokenize(self, model: str, prompt: str | Chat | None) -> list[int]:
         """The ids of text or messages. Raises InvalidRequest, Unsupported, Unavailable."""
-        check_model(model, self._attached())
+        check_model(model, self._attached(model))
         return await self._resolver.encode(prompt)
 
-    def _attached(self) -> Model:
-        if self._verifier.model is None or not self._verifier.attached:
-            raise Unavailable("verifier", "no stream to it is open")
-        return self._verifier.model
+    def _attached(self, name: str = "") -> Model:
+        """The model of this name where a verifier serves it, else of any that takes sessions."""
+        open_ = [v.model for v in self._verifiers if v.model and v.attached and not v.draining]
+        if not open_:
+            raise Unavailable("verifier", "no stream to one that takes sessions is open")
+        return next((model for model in open_ if model.name == name), open_[0])
 
     def _record(self, asked: Generation, resolved: Resolved, model: Model) -> Record:
         session_id, sampling = self._session_id(asked), resolved.sampling

@@ -48,11 +48,11 @@ class Leases:
         return len(self._tasks)
 
     def release(self, record: Record, epoch: int) -> None:
-        """See table.Leases."""
+        """See ports.Leases."""
         self._run(record.session_id, self._release(record, epoch))
 
     def repair(self, record: Record, epoch: int, floor: int, repaired: Repaired) -> None:
-        """See table.Leases."""
+        """See ports.Leases."""
         self._run(record.session_id, self._repair(record, epoch, floor, repaired))
 
     async def released(self, session_id: str) -> None:

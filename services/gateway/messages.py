@@ -12,6 +12,8 @@ from typing import NamedTuple
 from hedgerow.errors import HedgerowError
 from services.gateway.types import Finish, Record, Trace
 
+ENTRY_TOKENS = 16_384  # most tokens of one entry of an append
+
 
 class AppendStatus(enum.IntEnum):
     """How an append ended; the numbers are those of hedgerow.v1.AppendStatus."""
@@ -119,12 +121,14 @@ class Append(NamedTuple):
     after: bytes
     end: End | None = None
     steps: Sequence[StepStats] = ()
+    best_effort_from: int | None = None
 
     def joined(self, later: Append) -> Append:
         """This and the next append of the same session as one."""
         assert (later.session_id, later.offset) == (self.session_id, self.offset + len(self.tokens))
         tokens, steps = (*self.tokens, *later.tokens), (*self.steps, *later.steps)
-        return self._replace(tokens=tokens, after=later.after, end=later.end, steps=steps)
+        changed = later.best_effort_from
+        return self._replace(tokens=tokens, after=later.after, end=later.end, steps=steps, best_effort_from=changed)
 
 
 class State(NamedTuple):

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hedgerow.errors import InvariantViolation
-from services.gateway.messages import Append, Appended, AppendStatus
+from services.gateway.messages import ENTRY_TOKENS, Append, Appended, AppendStatus
 
 MESSAGE_ENTRIES, MESSAGE_BYTES = 1024, 8 << 20  # of one message; the bytes are exceeded by less than one entry
-ENTRY_TOKENS, ENTRY_VIEW = 16_384, 1 << 19  # tokens and bytes of statistics up to which entries are joined
+ENTRY_VIEW = 1 << 19  # bytes of statistics up to which entries are joined; ENTRY_TOKENS are the tokens
 FIRST_RETRY, LAST_RETRY = 0.05, 0.5  # seconds until what was UNAVAILABLE is sent again
 
 
@@ -39,6 +40,9 @@ class Outbox:
         self._ready: dict[str, None] = {}  # sessions with something to send now, as they came
         self._refused: dict[str, None] = {}  # sessions that wait for `_retry_at`
         self._troubled: set[str] = set()  # sessions with `since`
+        self._flights: deque[list[_Line]] = deque()  # whose entries the messages on their way are, the oldest first
+        self.resent = 0
+        """Entries that were sent again after an answer UNAVAILABLE."""
         self._retry_at, self._retries = 0.0, 0
 
     def __len__(self) -> int:
@@ -65,18 +69,22 @@ class Outbox:
             self._ready.update(self._refused)
             self._refused.clear()
         message: list[Append] = []
+        lines: list[_Line] = []
         left: list[str] = []
         size = 0
         while self._ready and len(message) < MESSAGE_ENTRIES and size < MESSAGE_BYTES:
             session_id = next(iter(self._ready))
             del self._ready[session_id]
             line = self._lines[session_id]
+            lines.append(line)
             entry = _joined(line)
             if line.since is None and line.sent < len(line.entries):
                 left.append(session_id)
             message.append(entry)
             size += 512 + 5 * len(entry.tokens) + _view(entry)
         self._ready.update(dict.fromkeys(left))
+        if message:
+            self._flights.append(lines)
         return message
 
     def answered(self, message: Sequence[Append], results: Sequence[Appended]) -> list[Appended]:
@@ -86,7 +94,8 @@ class Outbox:
         """
         if [entry.session_id for entry in message] != [result.session_id for result in results]:
             raise InvariantViolation("kvstore answered other sessions than it was asked about")
-        passed = [result for entry, result in zip(message, results, strict=True) if self._settled(entry, result)]
+        parts = zip(self._flights.popleft(), message, results, strict=True)
+        passed = [result for line, entry, result in parts if self._settled(line, entry, result)]
         if self._troubled and len(passed) < len(results):
             delay = min(FIRST_RETRY * 2.0**self._retries, LAST_RETRY) * random.uniform(0.5, 1.0)
             self._retry_at, self._retries = self._clock() + delay, min(self._retries + 1, 10)
@@ -94,14 +103,18 @@ class Outbox:
 
     def clear(self) -> None:
         """Forget everything."""
-        for kept in (self._lines, self._ready, self._refused, self._troubled):
+        for kept in (self._lines, self._ready, self._refused, self._troubled, self._flights):
             kept.clear()
         self._retries = 0
 
-    def _settled(self, entry: Append, result: Appended) -> bool:
+    def forget(self, session_id: str) -> None:
+        """Send nothing more of a session, and pass no answer on: it begins anew with what is added next."""
+        if session_id in self._lines:
+            self._drop(session_id)
+
+    def _settled(self, line: _Line, entry: Append, result: Appended) -> bool:
         """Whether this is the session's answer, rather than one that sending again may change."""
-        line = self._lines.get(entry.session_id)
-        if line is None:
+        if self._lines.get(entry.session_id) is not line:
             return False  # it was given up while this was on its way
         line.flying -= 1
         if result.status is AppendStatus.OK:
@@ -110,6 +123,7 @@ class Outbox:
             self._drop(entry.session_id)
             return True
         if line.since is not None and not line.flying:
+            self.resent += line.sent
             line.sent = 0
             self._refused[entry.session_id] = None
         return result.status is AppendStatus.OK

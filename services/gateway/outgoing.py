@@ -42,12 +42,16 @@ class Outgoing:
         self._starts.append(start._replace(committed=tuple(start.committed)))  # the session's own grow
 
     def cancel(self, at: At) -> None:
-        """Stop an attachment. A start that has not left does not leave at all: it would outlive its cancel."""
-        for i, start in enumerate(self._starts):
-            if (start.record.session_id, start.epoch, start.attempt) == at[:3]:
-                del self._starts[i]
-                return
-        self._cancels.append(at)
+        """Stop a session's attachments up to this one. A start that has not left does not leave at all: it would
+        outlive its cancel, which is for an attachment before it.
+        """
+        pair = (at.epoch, at.attempt)
+        late = [s.record.session_id == at.session_id and (s.epoch, s.attempt) <= pair for s in self._starts]
+        held = [start for start, is_late in zip(self._starts, late, strict=True) if is_late]
+        if held:
+            self._starts = deque(start for start, is_late in zip(self._starts, late, strict=True) if not is_late)
+        if not held or min((start.epoch, start.attempt) for start in held) > (1, 1):
+            self._cancels.append(at)
 
     def committed(self, at: At) -> None:
         """The store has everything below the offset."""

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hedgerow import digest
 from hedgerow.errors import Fenced, HedgerowError, InvariantViolation
-from services.gateway.messages import Append, End, State, StepStats, Stored, Timings, Update, Usage
+from services.gateway.messages import (
+    ENTRY_TOKENS,
+    Append,
+    End,
+    State,
+    StepStats,
+    Stored,
+    Timings,
+    Update,
+    Usage,
+)
 from services.gateway.types import Finish, Record, Trace
 
 if TYPE_CHECKING:
@@ -77,6 +87,11 @@ class Session:
         self.end: End | None = None
         self.done = False
         self.pausing: HedgerowError | None = None  # what readers get once its appends have settled
+        self.repairing = False  # a new lease is on its way: nothing is appended meanwhile
+        self.repairs = 0  # since the store took an append
+        self.moved = False  # a verifier that had taken it was lost
+        self.heard = False  # the verifier has said something under this attempt
+        self.best_effort_from: int | None = None  # tokens from here on are another fingerprint's
         self.error: HedgerowError | None = None
         self.timings: Timings | None = None
         self.notes: list[Note] = []
@@ -92,6 +107,7 @@ class Session:
         session.tokens.extend(stored.tokens)
         session.acked = session.told = len(session.tokens)
         session.digest = session.acked_digest = stored.state.digest
+        session.best_effort_from = stored.state.best_effort_from
         return session
 
     @classmethod
@@ -111,6 +127,8 @@ class Session:
             raise Gap
         overlap = update.tokens[:known]
         if self.tokens[update.offset : update.offset + len(overlap)] != array("I", overlap):
+            if self.best_effort_from is not None:
+                raise Gap  # other bits may choose another token; what is known stays
             raise InvariantViolation(f"session {self.id}: the verifier changed a token at or after {update.offset}")
         fresh = update.tokens[known:]
         if not fresh and not update.finish:
@@ -120,7 +138,7 @@ class Session:
         end = None
         if update.finish:
             # A verifier counts from its own attach on; over several attempts only this gateway's count is whole.
-            told = update.usage if self.attempt == 1 else None
+            told = update.usage if (self.epoch, self.attempt) == (1, 1) else None
             usage = told or self.usage(len(self.tokens) + len(fresh))
             end = End(update.finish, usage, update.matched_stop, update.matched_token)
         stats = update.stats if self.options.return_steps else None
@@ -138,6 +156,22 @@ class Session:
         assert self.end is None, "an end is refreshed by nobody"
         return self._append((), None, None, now_ns)
 
+    def digest_at(self, offset: int) -> bytes:
+        """The digest of the first `offset` tokens: half a millisecond for a thousand."""
+        if offset == self.acked:
+            return self.acked_digest
+        return digest.extend(self.first_digest, self.tokens[:offset])
+
+    def again(self, offset: int) -> list[Append]:
+        """Everything from `offset` on, the end included, to be appended again in entries of bounded size."""
+        appends, before = list[Append](), self.digest_at(offset)
+        for begin in range(offset, max(len(self.tokens), offset + 1), ENTRY_TOKENS):
+            fresh = self.tokens[begin : begin + ENTRY_TOKENS]
+            appends.append(self._entry(begin, fresh, before, before := digest.extend(before, fresh)))
+        if self.end is not None:
+            appends[-1] = appends[-1]._replace(end=self.end)
+        return [append for append in appends if append.tokens or append.end]
+
     def acknowledge(self, state: State, now_ns: int) -> None:
         """The store has everything below `state.length`, and the end if it says so; readers may see it."""
         while self._unacked and self._unacked[0].length <= state.length:
@@ -152,9 +186,16 @@ class Session:
     def adopt(self, state: State) -> None:
         """The store says that the session has ended; that end counts, at what is committed."""
         self.end, self.error = _recorded_end(state), None
+        if self.acked < state.length <= len(self.tokens) and self.digest_at(state.length) == state.digest:
+            self.acked, self.acked_digest = state.length, state.digest
         if state.length != self.acked:
             self.error = Fenced(self.id, self.epoch, state.epoch)
         self._stop()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has come of it yet."""
+        return self.epoch == 1 and not self.tokens and not self.moved
 
     @property
     def settled(self) -> bool:
@@ -186,7 +227,13 @@ class Session:
             self.notes.append(note)
         self._unacked.append(_Unacked(len(self.tokens), self.digest, end is not None, now_ns, note))
         steps = (note.stats,) if note else ()
-        return Append(self.id, self.epoch, self.record.birth, offset, fresh, before, self.digest, end, steps)
+        return self._entry(offset, fresh, before, self.digest)._replace(end=end, steps=steps)
+
+    def _entry(self, offset: int, tokens: Sequence[int], before: bytes, after: bytes) -> Append:
+        best_effort_from = self.best_effort_from
+        return Append(
+            self.id, self.epoch, self.record.birth, offset, tokens, before, after, best_effort_from=best_effort_from
+        )
 
     def _count(self, stats: StepStats | None, emitted: bool) -> None:
         self._steps += emitted

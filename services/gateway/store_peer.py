@@ -55,9 +55,13 @@ class StorePeer(StoreCalls):
         return len(self._outbox)
 
     def append(self, entries: Sequence[Append]) -> None:
-        """See table.Store."""
+        """See ports.Store."""
         self._outbox.add(entries)
         self._wake.set()
+
+    def forget(self, session_id: str) -> None:
+        """See ports.Store."""
+        self._outbox.forget(session_id)
 
     async def run(self, appended: Callable[[Sequence[Appended]], None], lost: Callable[[HedgerowError], None]) -> None:
         """Keep a stream open, for ever. `lost` is called when the store has been away for too long."""

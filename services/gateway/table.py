@@ -2,70 +2,34 @@
 
 One message per step and hop: a step's updates become one append, an append's answers one message of committed offsets.
 Nothing is released to a reader before the store has it. Single-threaded and without waiting: whoever calls brings what
-happened, and what is to be sent goes out through two small protocols.
+happened, and what is to be sent goes out through the small protocols of ports.py.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 from hedgerow.errors import (
     Fenced,
     HedgerowError,
+    Internal,
     InvariantViolation,
-    LostSuffix,
+    NotFound,
     Overloaded,
     SessionDeleted,
     Unavailable,
 )
-from services.gateway.messages import Append, Appended, AppendStatus, Granted, Start, State, Stored, Timings, Update
+from services.gateway.messages import Append, Appended, AppendStatus, State, Stored, Timings, Update
+from services.gateway.ports import Leases, Store, Verifier
 from services.gateway.reader import Reader
+from services.gateway.repairs import Repairs
 from services.gateway.session import Gap, Options, Session
 from services.gateway.types import Finish, Record
+from services.gateway.verifiers import Verifiers, Work
 
-# A verifier whose updates never fit is broken; attaching again and again would hide it.
-MAX_ATTEMPTS = 8
-# Answers that end a session here but not in the store, where it is still this gateway's.
-LEFT_RUNNING = frozenset(
-    (AppendStatus.UNAVAILABLE, AppendStatus.GAP, AppendStatus.CONFLICT, AppendStatus.DIGEST_MISMATCH)
-)
-
-
-class Engine(Protocol):
-    """The verifier as a session sees it. Calls only enqueue; what is enqueued together may travel together."""
-
-    def start(self, start: Start) -> None:
-        """Begin, or go on, under a new attempt."""
-
-    def cancel(self, session_id: str, epoch: int, attempt: int) -> None:
-        """Stop computing."""
-
-    def committed(self, session_id: str, epoch: int, attempt: int, offset: int) -> None:
-        """The store has everything below `offset`, and so much may be forgotten."""
-
-
-class Store(Protocol):
-    """The commit log as a session sees it."""
-
-    def append(self, entries: Sequence[Append]) -> None:
-        """Enqueue one message; its answers come in the same order, and messages are answered in the order sent."""
-
-
-class Leases(Protocol):
-    """Leases as a session sees them. Calls only enqueue."""
-
-    def release(self, record: Record, epoch: int) -> None:
-        """Give a lease up: the session goes on wherever somebody asks for it."""
-
-    def repair(
-        self, record: Record, epoch: int, floor: int, repaired: Callable[[Granted | HedgerowError], None]
-    ) -> None:
-        """Take a session of this gateway, under `epoch`, again under an epoch above `floor`: the store has forgotten
-        some of it, the record included where need be, or a verifier has seen that epoch. Refused with Fenced where it
-        is another gateway's by now.
-        """
+# Seconds after its deadline at which a session is ended here, where its verifier has not done so in its own step.
+LATE = 0.2
 
 
 class SessionTable:
@@ -78,7 +42,7 @@ class SessionTable:
 
     def __init__(
         self,
-        engine: Engine,
+        verifiers: Verifiers,
         store: Store,
         leases: Leases,
         *,
@@ -87,12 +51,17 @@ class SessionTable:
         unrecorded: Callable[[Record], None] = lambda record: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._store, self._leases = engine, store, leases
+        self._verifiers, self._store, self._leases = verifiers, store, leases
         self._unrecorded, self._clock = unrecorded, clock
         self._lag, self._patience = lag, patience
         self.sessions: dict[str, Session] = {}
-        self.dropped = 0
+        self.counts = verifiers.counts
+        self._repairs = Repairs(self, store, leases, self.counts, self._now_ns)
+
+    @property
+    def dropped(self) -> int:
         """Updates of an old attempt, or of a session that is gone."""
+        return self.counts.dropped
 
     def begin(self, record: Record, epoch: int, options: Options) -> Session:
         """Own a session that the store has just created, and attach it."""
@@ -110,7 +79,7 @@ class SessionTable:
         if session.end is not None or session.pausing:
             return
         session.pausing = error or Unavailable(f"session {session.id}", "it is paused; resume it", 0.1)
-        self._engine.cancel(session.id, session.epoch, session.attempt)
+        self._verifiers.cancel(session)
         self._settle(session)
 
     def read(self, session: Session, wake: Callable[[], None], offset: int = 0, digest: bytes = b"") -> Reader:
@@ -138,16 +107,14 @@ class SessionTable:
         """End a session now, whatever the verifier still sends. False: it had ended."""
         if session.end is not None:
             return False
-        self._engine.cancel(session.id, session.epoch, session.attempt)
-        self._store.append([session.close(reason, self._now_ns(), error)])
+        self._verifiers.cancel(session)
+        self._append([session.close(reason, self._now_ns(), error)])
         return True
 
     def stepped(self, updates: Sequence[Update], timings: Timings) -> None:
         """A message of the verifier: append all of it at once."""
         now = self._now_ns()
-        entries = [entry for update in updates if (entry := self._extend(update, timings, now))]
-        if entries:
-            self._store.append(entries)
+        self._append([entry for update in updates if (entry := self._extend(update, timings, now))])
 
     def appended(self, results: Sequence[Appended]) -> None:
         """An answer of the store: release what it has, and tell the verifier once a session."""
@@ -155,12 +122,13 @@ class SessionTable:
         grown: dict[str, Session] = {}
         for result in results:
             session = self.sessions.get(result.session_id)
-            if session is None:
-                continue  # failed, while its append was on its way
+            if session is None or session.repairing:
+                continue  # it failed, or is appended again, while its append was on its way
             if result.status is not AppendStatus.OK:
                 self._refused(session, result)
                 continue
             session.acknowledge(result.state, now)
+            session.repairs = 0
             grown[session.id] = session
             if session.done:
                 del self.sessions[session.id]
@@ -169,27 +137,44 @@ class SessionTable:
             self._settle(session)
         for session in grown.values():
             self._tell(session)
+            if session.done:
+                self._verifiers.forget(session)
 
-    def engine_lost(self, error: HedgerowError) -> None:
-        """The verifier's stream broke: what runs there ends with `error`, on record."""
-        now = self._now_ns()
-        running = [session for session in self.sessions.values() if session.end is None]
-        if running:
-            self._store.append([session.close(Finish.ERROR, now, error) for session in running])
+    def verifier_opened(self, verifier: Verifier) -> None:
+        """A stream to it is open."""
+        self._verifiers.opened(verifier)
+
+    def verifier_lost(self, verifier: Verifier, error: HedgerowError) -> None:
+        """Its stream broke: what ran there goes on where there is a place."""
+        self._verifiers.lost(verifier, error)
+
+    def verifier_work(self, verifier: Verifier) -> Work:
+        """What it should be doing."""
+        return self._verifiers.work(verifier)
 
     def store_lost(self, error: HedgerowError) -> None:
-        """The store stayed away too long: nothing more can be released."""
+        """The store stayed away too long: nothing more can be released here. A later resume may go on."""
         for session in list(self.sessions.values()):
-            self._fail(session, error)
-            self._unrecorded(session.record)
+            self.failed(session, error)
 
     def sweep(self) -> None:
-        """End sessions whose readers do not read. To be called about once a second."""
+        """Place what has no verifier; end sessions whose deadline passed or whose readers do not read.
+
+        To be called some ten times a second.
+        """
+        for session, error in self._verifiers.sweep():
+            if isinstance(error, Unavailable):
+                self.pause(session, error)
+            else:
+                self.cancel(session, Finish.ERROR, error)
         now = self._clock()
         for session in list(self.sessions.values()):
-            if session.end is not None or session.held_since is None:
+            if session.end is not None:
                 continue  # an end on its way needs no reader, and there may be none
-            if now - session.held_since > self._patience:
+            deadline = session.options.deadline
+            if deadline is not None and now >= deadline + (LATE if self._verifiers.is_placed(session) else 0.0):
+                self.cancel(session, Finish.DEADLINE)
+            elif session.held_since is not None and now - session.held_since > self._patience:
                 behind = session.acked - max((reader.cursor for reader in session.readers), default=0)
                 self.cancel(session, Finish.ERROR, Overloaded("the client's stream", behind, self._lag, 1.0))
 
@@ -197,9 +182,7 @@ class SessionTable:
         """Append nothing to sessions whose last append is `age` seconds old: what runs must not expire."""
         now = self._now_ns()
         old = [s for s in self.sessions.values() if s.end is None and s.settled and now - s.appended_ns >= age * 1e9]
-        entries = [session.refresh(now) for session in old if not session.pausing]
-        if entries:
-            self._store.append(entries)
+        self._append([session.refresh(now) for session in old if not session.pausing and not session.repairing])
 
     def _extend(self, update: Update, timings: Timings, now_ns: int) -> Append | None:
         session = self.sessions.get(update.session_id)
@@ -209,43 +192,54 @@ class SessionTable:
             or session.pausing
             or (update.epoch, update.attempt) != (session.epoch, session.attempt)
         ):
-            self.dropped += 1
+            self.counts.dropped += 1
             return None
+        session.heard = True
+        if update.error is not None and self._goes_on(session, update.error):
+            return None
+        known = len(session.tokens)
         try:
-            return session.extend(update, timings, now_ns)
+            append = session.extend(update, timings, now_ns)
         except Gap:
-            self._attach(session)
+            self._verifiers.attach(session, InvariantViolation(f"session {session.id}: updates with gaps"))
             return None
         except InvariantViolation as error:
-            self._engine.cancel(session.id, session.epoch, session.attempt)
+            self._verifiers.cancel(session)
             return session.close(Finish.ERROR, now_ns, error)
+        if len(session.tokens) > known:
+            self._verifiers.progressed(session)
+        return append
+
+    def _goes_on(self, session: Session, error: HedgerowError) -> bool:
+        """Whether another attempt, here or elsewhere, may get over what a verifier says of one session."""
+        if isinstance(error, Fenced):
+            held = error.metadata.get("held", "")
+            self._repairs.take_again(session, int(held) if held.isdecimal() else session.epoch)
+            return True
+        if isinstance(error, Overloaded) and session.is_new and not self._verifiers.has_another(session):
+            return False  # nothing is lost, and the client can come again
+        if not isinstance(error, Overloaded | Unavailable | Internal | NotFound):
+            return False
+        self._verifiers.attach(session, error)
+        return True
 
     def _begin(self, session: Session) -> Session:
         self.sessions[session.id] = session
-        self._attach(session)
+        self._verifiers.attach(session)
         return session
+
+    def _append(self, entries: Iterable[Append]) -> None:
+        """What a session appends while it is being repaired is appended with all that is missing, afterwards."""
+        sent = [entry for entry in entries if not self.sessions[entry.session_id].repairing]
+        if sent:
+            self._store.append(sent)
 
     def _settle(self, session: Session) -> None:
         """Drop a session that is to be paused, once nothing of it is on its way."""
-        if session.pausing and session.end is None and session.settled:
+        if session.pausing and session.end is None and session.settled and not session.repairing:
             del self.sessions[session.id]
             session.fail(session.pausing)
             self._leases.release(session.record, session.epoch)
-
-    def _attach(self, session: Session) -> None:
-        if session.attempt == MAX_ATTEMPTS:
-            self.cancel(session, Finish.ERROR, InvariantViolation(f"session {session.id}: updates with gaps"))
-            return
-        session.attempt += 1
-        options, left = session.options, 0
-        if options.deadline is not None:
-            left = max(1, int((options.deadline - self._clock()) * 1000))
-        self._engine.start(
-            Start(
-                session.record, session.epoch, session.attempt, session.tokens, session.digest, options.priority, left,
-                options.trace, options.return_trees,
-            )
-        )  # fmt: skip
 
     def _taken(self, session: Session) -> None:
         if session.told < session.acked:
@@ -261,7 +255,7 @@ class SessionTable:
             offset = min(offset, max(reader.cursor for reader in session.readers) + self._lag)
         if offset > session.told or session.done:
             session.told = offset
-            self._engine.committed(session.id, session.epoch, session.attempt, offset)
+            self._verifiers.committed(session, offset)
         if session.told == session.acked:
             session.held_since = None
         elif session.held_since is None:
@@ -270,37 +264,45 @@ class SessionTable:
     def _refused(self, session: Session, result: Appended) -> None:
         status, state = result.status, result.state
         if status is AppendStatus.FINISHED:
-            del self.sessions[session.id]
-            self._engine.cancel(session.id, session.epoch, session.attempt)
-            session.adopt(state)
-        elif status in LEFT_RUNNING:
-            self._fail(session, _left_running(session, result))
-            self._unrecorded(session.record)
+            self.ended(session, state)
+        elif status is AppendStatus.GAP:
+            self._repairs.behind(session, state)
         elif status in (AppendStatus.NOT_FOUND, AppendStatus.FORGOTTEN):
-            self._fail(session, _lost_suffix(session, state))
+            self._repairs.take_again(session, session.epoch)
+        elif status is AppendStatus.UNAVAILABLE:
+            self.failed(session, Unavailable("kvstore", "it cannot take writes now"))
         elif status is AppendStatus.GONE:
-            self._fail(session, SessionDeleted(session.id))
+            self.failed(session, SessionDeleted(session.id))
+        elif status is AppendStatus.FENCED:
+            self.failed(session, Fenced(session.id, session.epoch, state.epoch))
         else:
-            self._fail(session, Fenced(session.id, session.epoch, state.epoch))
+            self.failed(session, InvariantViolation(f"session {session.id}: {status.name} at {session.acked}"))
 
-    def _fail(self, session: Session, error: HedgerowError) -> None:
-        del self.sessions[session.id]
-        self._engine.cancel(session.id, session.epoch, session.attempt)
+    def continued(self, session: Session) -> None:
+        """See repairs.Host."""
+        if session.end is None and not session.pausing:
+            self._verifiers.attach(session)
+        self._settle(session)
+
+    def ended(self, session: Session, state: State) -> None:
+        """See repairs.Host."""
+        self._remove(session)
+        session.adopt(state)
+
+    def failed(self, session: Session, error: HedgerowError) -> None:
+        """See repairs.Host. What is still this gateway's in the store is ended there, or left to a resume."""
+        self._remove(session)
+        self._store.forget(session.id)
         session.fail(error)
+        if isinstance(error, InvariantViolation):
+            self._unrecorded(session.record)
+        elif isinstance(error, Unavailable):
+            self._leases.release(session.record, session.epoch)
+        self.counts.fenced += isinstance(error, Fenced)
+
+    def _remove(self, session: Session) -> None:
+        del self.sessions[session.id]
+        self._verifiers.cancel(session)
 
     def _now_ns(self) -> int:
         return int(self._clock() * 1e9)
-
-
-def _left_running(session: Session, result: Appended) -> HedgerowError:
-    status, state = result.status, result.state
-    if status is AppendStatus.UNAVAILABLE:
-        return Unavailable("kvstore", "it cannot take writes now")
-    if status is AppendStatus.GAP:
-        return _lost_suffix(session, state)
-    return InvariantViolation(f"session {session.id}: {status.name} at {session.acked}")
-
-
-def _lost_suffix(session: Session, state: State) -> LostSuffix:
-    metadata = {"released": session.acked, "stored": state.length}
-    return LostSuffix(f"session {session.id}: the store lost its end", metadata=metadata)

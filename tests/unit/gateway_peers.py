@@ -22,9 +22,11 @@ from services.gateway.messages import (
 from services.gateway.reader import Reader
 from services.gateway.session import Options, Session
 from services.gateway.table import SessionTable
-from services.gateway.types import Fingerprint, Finish, Mode, Record, Sampling, Speculation
+from services.gateway.types import Fingerprint, Finish, Mode, Model, Record, Sampling, Speculation
+from services.gateway.verifiers import WAIT, Policy, Verifiers
 
 OWNER = b"o" * 16
+SAME = Fingerprint()
 
 
 def record(session_id: str = "s1", prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 1000) -> Record:
@@ -64,6 +66,15 @@ class MemoryStore:
         """Apply the oldest message."""
         return [self._apply(entry) for entry in self.sent.popleft()]
 
+    def lose(self, session_id: str, length: int, epoch: int = 1) -> None:
+        """A fail-over to a replica that was behind: its tokens from `length` on and its later epochs are gone."""
+        del self.tokens[session_id][length:], self.digests[session_id][length + 1 :]
+        was = self.states[session_id]
+        self.states[session_id] = State(epoch, was.owner, length, self.digests[session_id][-1])
+
+    def forget(self, session_id: str) -> None:
+        """Its answers are still to be passed on: the table must not mind them."""
+
     def end(self, session_id: str) -> State:
         return self.states[session_id]
 
@@ -102,9 +113,11 @@ class MemoryStore:
 
 
 class RecordingEngine:
-    """What the verifier was told."""
+    """What a verifier was told. Its fingerprint is that of `record`."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "v1", fingerprint: Fingerprint = SAME) -> None:
+        self.address, self.attached, self.draining = address, True, False
+        self.model: Model | None = Model("m", fingerprint, 4096, 4096, max_budget=63, default_budget=8)
         self.starts: list[Start] = []
         self.cancels: list[tuple[str, int, int]] = []
         self.offsets: dict[str, int] = {}
@@ -149,12 +162,15 @@ class Clock:
 class Bench:
     """One table between its peers."""
 
-    def __init__(self, lag: int = 1000, patience: float = 10.0) -> None:
+    def __init__(
+        self, lag: int = 1000, patience: float = 10.0, policy: Policy = WAIT, others: Sequence[RecordingEngine] = ()
+    ) -> None:
         self.engine, self.store, self.clock = RecordingEngine(), MemoryStore(), Clock()
+        self.verifiers = Verifiers([self.engine, *others], policy, self.clock, draw=lambda: 0.5)
         self.leases = RecordingLeases()
         self.unrecorded: list[Record] = []
         self.table = SessionTable(
-            self.engine,
+            self.verifiers,
             self.store,
             self.leases,
             lag=lag,
@@ -176,6 +192,10 @@ class Bench:
 
     def acknowledge(self) -> None:
         self.table.appended(self.store.answer())
+
+    def later(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.table.sweep()
 
     def _wake(self) -> None:
         self.woken += 1

@@ -82,6 +82,9 @@ class RecordedSessions:
     def append(self, entries: list[Append]) -> None:
         pass
 
+    def forget(self, session_id: str) -> None:
+        pass
+
     def _check(self) -> None:
         if self.away:
             raise Unavailable("kvstore", "away")
@@ -90,7 +93,7 @@ class RecordedSessions:
 class IdleVerifier:
     """Attached, and told things."""
 
-    model, attached = MODEL, True
+    address, model, attached, draining = "v", MODEL, True, False
 
     def start(self, *told: object) -> None:
         pass
@@ -106,13 +109,13 @@ def store() -> RecordedSessions:
 @pytest.fixture
 def gateway(store: RecordedSessions) -> Gateway:
     config = GatewayConfig(verifier="v", kvstore="k", model_path=BUNDLED, tenant_secret="s" * 16)
-    return Gateway(config, Tokenizer.from_folder(BUNDLED), IdleVerifier(), store)  # type: ignore[arg-type]
+    return Gateway(config, Tokenizer.from_folder(BUNDLED), [IdleVerifier()], store)  # type: ignore[arg-type]
 
 
 async def failed(gateway: Gateway) -> str:
-    """A session whose append the store could not take until patience was over."""
+    """A session that ended here, loudly, while the store has it as running."""
     stream = await gateway.generate(ASKED, None)
-    gateway.table.appended([Appended(stream.session.id, AppendStatus.UNAVAILABLE, State())])
+    gateway.table.appended([Appended(stream.session.id, AppendStatus.CONFLICT, State())])
     assert not gateway.table.sessions
     stream.close()
     return stream.session.id
@@ -129,14 +132,11 @@ async def error_of(gateway: Gateway) -> str:
 @pytest.mark.parametrize(
     ("status", "left"),
     [
-        (AppendStatus.UNAVAILABLE, True),
-        (AppendStatus.GAP, True),
+        (AppendStatus.UNAVAILABLE, False),
         (AppendStatus.CONFLICT, True),
         (AppendStatus.DIGEST_MISMATCH, True),
         (AppendStatus.FENCED, False),
         (AppendStatus.GONE, False),
-        (AppendStatus.FORGOTTEN, False),
-        (AppendStatus.NOT_FOUND, False),
         (AppendStatus.FINISHED, False),
     ],
 )
@@ -146,13 +146,16 @@ def test_a_session_that_ends_without_a_record_is_told_unless_it_is_anothers(stat
     bench.step(update(session, [1]))
     bench.table.appended([Appended("s1", status, State(epoch=1))])
     assert bench.unrecorded == ([session.record] if left else [])
+    assert bench.leases.released == ([("s1", 1)] if status is AppendStatus.UNAVAILABLE else [])
 
 
-def test_a_lost_store_leaves_every_session_to_be_recorded() -> None:
+def test_a_lost_store_leaves_every_session_to_a_resume() -> None:
     bench = Bench()
-    sessions = [bench.begin(record(f"s{i}")) for i in range(3)]
+    for i in range(3):
+        bench.begin(record(f"s{i}"))
     bench.table.store_lost(Unavailable("kvstore", "away"))
-    assert bench.unrecorded == [session.record for session in sessions]
+    assert bench.unrecorded == []
+    assert bench.leases.released == [(f"s{i}", 1) for i in range(3)]
 
 
 async def test_a_session_that_failed_with_its_store_is_ended_there_when_it_is_back(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from hedgerow import digest
-from hedgerow.errors import InvariantViolation, LostSuffix, Unavailable
+from hedgerow.errors import InvariantViolation, Unavailable
 from services.gateway.messages import Append, Appended, AppendStatus, End, State, StepStats, Update, Usage
 from services.gateway.outbox import ENTRY_TOKENS, ENTRY_VIEW, LAST_RETRY, MESSAGE_BYTES, MESSAGE_ENTRIES, Outbox
 from services.gateway.session import Session
@@ -34,6 +34,9 @@ class Wire:
     def append(self, entries: Sequence[Append]) -> None:
         self.outbox.add(entries)
 
+    def forget(self, session_id: str) -> None:
+        self.outbox.forget(session_id)
+
     def send(self) -> bool:
         message = self.outbox.take() if len(self.flying) < IN_FLIGHT else []
         if message:
@@ -56,7 +59,7 @@ class WiredBench(Bench):
         super().__init__()
         self.wire = Wire(self.clock)
         self.store = self.wire.store
-        self.table._store = self.wire
+        self.table._store = self.table._repairs._store = self.wire
 
     def settle(self, *, applied: bool = True, told: bool = True) -> None:
         """Send and answer until nothing is on its way."""
@@ -158,18 +161,19 @@ def test_a_store_that_was_back_in_between_is_given_all_its_time_again() -> None:
     assert session.error is None
 
 
-def test_a_store_that_lost_what_it_had_acknowledged_is_told_as_such_at_once() -> None:
+def test_a_store_that_lost_what_it_had_acknowledged_is_given_it_again() -> None:
     bench = WiredBench()
     session = bench.begin()
     bench.step(update(session, [1, 2]))
     bench.settle()
     bench.step(update(session, [3]))
     bench.settle(applied=False, told=False)
-    bench.store.states["s1"] = bench.store.states["s1"]._replace(length=1, digest=bench.store.digests["s1"][1])
+    bench.store.lose("s1", 1)
     bench.later()
     bench.settle()
-    assert isinstance(session.error, LostSuffix)
-    assert session.error.metadata == {"released": "2", "stored": "1"}
+    assert bench.store.tokens["s1"] == [1, 2, 3]
+    assert (session.acked, session.error) == (3, None)
+    assert (bench.table.counts.repairs, bench.table.counts.repaired_tokens) == (1, 2)
     assert len(bench.wire.outbox) == 0
 
 

@@ -22,6 +22,7 @@ from services.gateway.messages import Append, AppendStatus, Start
 from services.gateway.peers import VerifierPeer
 from services.gateway.store_peer import StorePeer
 from services.gateway.types import Trace
+from services.gateway.verifiers import Work
 from tests.unit.gateway_peers import OWNER, record
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -31,12 +32,18 @@ class BreakingVerifier(VerifierServiceServicer):
     """Notes what it is sent; `answers` go out, None breaks the stream."""
 
     def __init__(self) -> None:
-        self.vocab_size = 4096
+        self.vocab_size, self.draining, self.steps = 4096, False, 0
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.received: list[engine.AttachRequest] = []
         self.answers: asyncio.Queue[engine.AttachResponse | None] = asyncio.Queue()
 
     async def Describe(self, request: engine.DescribeRequest, context: Context) -> engine.DescribeResponse:
         return engine.DescribeResponse(model="m", vocab_size=self.vocab_size, context_length=64)
+
+    async def GetLoad(self, request: engine.GetLoadRequest, context: Context) -> engine.GetLoadResponse:
+        await self.gate.wait()
+        return engine.GetLoadResponse(draining=self.draining, steps=self.steps)
 
     async def Attach(
         self, requests: AsyncIterator[engine.AttachRequest], context: Context
@@ -96,10 +103,23 @@ class Watch:
     """What a peer told, and waiting for it."""
 
     def __init__(self) -> None:
+        self.work, self.opened = Work(False, False), 0
         self.reports: list[str | None] = []
         self.steps: list[Any] = []
         self.lost: list[HedgerowError] = []
         self.answers: list[Any] = []
+
+    def stepped(self, updates: Any, timings: Any) -> None:
+        self.steps.append(updates)
+
+    def verifier_opened(self, verifier: VerifierPeer) -> None:
+        self.opened += 1
+
+    def verifier_lost(self, verifier: VerifierPeer, error: HedgerowError) -> None:
+        self.lost.append(error)
+
+    def verifier_work(self, verifier: VerifierPeer) -> Work:
+        return self.work
 
     async def until(self, what: Callable[[], Any]) -> None:
         end = time.monotonic() + 5
@@ -121,11 +141,11 @@ async def served(add: Callable[[Any, grpc.aio.Server], None], servicer: Any) -> 
 
 
 @asynccontextmanager
-async def verifier_peer(servicer: BreakingVerifier) -> AsyncIterator[tuple[VerifierPeer, Watch]]:
+async def verifier_peer(servicer: BreakingVerifier, patience: float = 3.0) -> AsyncIterator[tuple[VerifierPeer, Watch]]:
     async with served(add_VerifierServiceServicer_to_server, servicer) as address:
         watch = Watch()
-        peer = VerifierPeer(address, OWNER, 4096, watch.reports.append)
-        running = asyncio.create_task(peer.run(lambda updates, _: watch.steps.append(updates), watch.lost.append))
+        peer = VerifierPeer(address, OWNER, 4096, watch.reports.append, patience)
+        running = asyncio.create_task(peer.run(watch))
         try:
             yield peer, watch
         finally:
