@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hedgerow import digest
-from hedgerow.errors import LostSuffix
+from hedgerow.errors import HedgerowError, LostSuffix
 from services.gateway.session import Note, Session
 
 # A reader that comes late or reads slowly is given this many tokens at a time.
@@ -44,6 +44,7 @@ class Reader:
         self.session, self.wake, self._taken = session, wake, taken
         self.cursor = offset
         self._claim = claim
+        self._error: HedgerowError | None = None
         self._digest = session.first_digest  # at the cursor, once the place is found
         self._look_for_place()
 
@@ -56,12 +57,24 @@ class Reader:
         session.readers[self] = None
         self.wake()
 
+    @property
+    def waits(self) -> bool:
+        """Whether the log does not reach what the client has."""
+        return not self._placed and self.session.acked < self.cursor
+
+    def fail(self, error: HedgerowError) -> None:
+        """Give this client an error, whatever becomes of the session."""
+        self._error = error
+        self.wake()
+
     def take(self) -> Piece | None:
         """What is committed and not yet taken, in one piece however many steps it took; None: nothing yet.
 
         Raises LostSuffix where the log does not have what the client has, and the session's error where it ended
         before that is known.
         """
+        if self._error is not None:
+            raise self._error
         if not self._placed and not self._find_place():
             return None
         session, begin = self.session, self.cursor

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from hedgerow.errors import DeadlineExceeded, InvalidRequest, LostSuffix
 from services.gateway.detokenizer import Detokenizer
 from services.gateway.messages import End, Timings
+from services.gateway.position import START, Position
 from services.gateway.reader import PIECE_TOKENS, Piece, Reader
 from services.gateway.session import Note, Session
 from services.gateway.transcript import Transcript
@@ -50,22 +51,6 @@ class Finished(NamedTuple):
 
 
 Event = Started | Chunk | Finished
-
-
-class Position(NamedTuple):
-    """What a client has. `text` in bytes, None: as much as its tokens released. Without tokens they are counted."""
-
-    tokens: int = 0
-    digest: bytes = b""
-    text: int | None = None
-
-    @property
-    def by_text(self) -> bool:
-        """Whether the text alone says what the client has."""
-        return not self.tokens and bool(self.text)
-
-
-START = Position()
 
 
 class Source(Protocol):

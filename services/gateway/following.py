@@ -1,0 +1,172 @@
+"""A session that another gateway runs, as readers here see it: its log, followed until it ends or runs here.
+
+Its owner may die. So where the log does not grow for half a lease, this gateway tries to take the session: the store
+grants that only when the lease has ended. Readers do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import NamedTuple, Protocol
+
+from hedgerow import digest
+from hedgerow.errors import (
+    HedgerowError,
+    Internal,
+    InvariantViolation,
+    LostSuffix,
+    Overloaded,
+    SessionFailed,
+    SessionUnknown,
+    Unavailable,
+)
+from hedgerow.rpc.logs import get_log
+from services.gateway.messages import Growth, State, Stored
+from services.gateway.reader import lost_suffix
+from services.gateway.session import Options, Session
+from services.gateway.types import Finish
+
+FIRST_DELAY, LAST_DELAY = 0.05, 1.0  # seconds between tries while the store is away
+log = get_log(__name__)
+
+
+class Store(Protocol):
+    """The store as far as following needs it."""
+
+    def tail(self, session_id: str, from_offset: int) -> AsyncGenerator[Growth, None]:
+        """A session's tokens from an offset on, as they are committed, until its end."""
+
+
+class Times(NamedTuple):
+    """In seconds."""
+
+    quiet: float
+    """Without growth until the lease is tried; half of one."""
+    repair: float
+    """For which an owner may leave a log shorter than what a client has, or a lost session unwritten."""
+    patience: float
+    """Without the store."""
+
+
+class Following:
+    """One such session. `take` tries to run it here: it gives the session, or None while its owner lives."""
+
+    def __init__(
+        self,
+        known: Stored,
+        options: Options,
+        store: Store,
+        take: Callable[[Stored], Awaitable[Session | None]],
+        move: Callable[[Session, Session], None],
+        times: Times,
+    ) -> None:
+        self.session = Session.restored(known, 0, options)
+        self._record, self._store, self._take, self._move, self._times = known.record, store, take, move, times
+        self._grown_at = asyncio.get_running_loop().time()
+        self._away_since: float | None = None  # since when the store does not answer, or does not know the session
+        self._delay = FIRST_DELAY
+        self.task = asyncio.create_task(self._run())
+
+    def stop(self, error: HedgerowError) -> None:
+        """Follow no longer. Whoever reads gets what is there, then `error`."""
+        self.task.cancel()
+        if not self.session.done:
+            self.session.fail(error)
+
+    async def _run(self) -> None:
+        try:
+            while not self.session.done:
+                if await self._turn():
+                    return
+        except HedgerowError as error:
+            self.session.fail(error)
+        except Exception as fault:  # noqa: BLE001  readers must be told, whatever happened
+            log.error("following failed", exception=fault, session=self.session.id)
+            self.session.fail(Internal(f"session {self.session.id} could not be followed"))
+
+    async def _turn(self) -> bool:
+        """Follow while the log grows. True: the session runs here now. Raises what cannot be waited for."""
+        try:
+            try:
+                await self._follow()
+            except TimeoutError:
+                return await self._quiet()
+        except (Unavailable, Overloaded) as away:
+            await self._wait(away, self._times.patience)
+        except SessionUnknown:
+            # Its owner, if it lives, writes it again.
+            session = self.session
+            offset, stored = len(session.tokens), session.acked_digest
+            lost = LostSuffix(
+                f"session {session.id}: the store lost it; {offset} tokens were there",
+                metadata={"token_offset": offset, "digest": stored.hex(), "stored_offset": 0, "stored_digest": ""},
+            )
+            await self._wait(lost, self._times.repair)
+        return False
+
+    async def _follow(self) -> None:
+        """Raises TimeoutError where nothing comes for a while."""
+        async with aclosing(self._store.tail(self.session.id, len(self.session.tokens))) as growths:
+            while not self.session.done:
+                async with asyncio.timeout(self._times.quiet * random.uniform(0.75, 1.0)):
+                    growth = await anext(growths, None)
+                if growth is None:
+                    raise Unavailable("kvstore", "it ended the stream", 0.0)
+                self._away_since, self._delay = None, FIRST_DELAY
+                self._grow(growth)
+
+    def _grow(self, growth: Growth) -> None:
+        session = self.session
+        if growth.offset != len(session.tokens):
+            raise InvariantViolation(f"session {session.id}: its log goes on at {growth.offset}")
+        after = digest.extend(session.acked_digest, growth.tokens)
+        if growth.digest != after:
+            end = growth.offset + len(growth.tokens)
+            raise lost_suffix(session.id, end, after, end, growth.digest)
+        session.tokens.extend(growth.tokens)
+        session.acked, session.acked_digest = len(session.tokens), after
+        self._grown_at = asyncio.get_running_loop().time()
+        if growth.state is not None:
+            finish(session, growth.state)
+        session.wake()
+
+    async def _quiet(self) -> bool:
+        session = self.session
+        self._away_since = None
+        state = State(length=len(session.tokens), digest=session.acked_digest)
+        taken = await self._take(Stored(self._record, state, session.tokens))
+        if taken is not None:
+            self._move(session, taken)
+            return True
+        if asyncio.get_running_loop().time() - self._grown_at >= self._times.repair:
+            for reader in list(session.readers):
+                if reader.waits:
+                    reader.fail(Unavailable(f"session {session.id}", "its log is shorter than what you have"))
+        return False
+
+    async def _wait(self, error: HedgerowError, patience: float) -> None:
+        """Back off. Raises `error` where that has been so for `patience` seconds."""
+        now = asyncio.get_running_loop().time()
+        self._away_since = now if self._away_since is None else self._away_since
+        if now - self._away_since >= patience:
+            raise error
+        await asyncio.sleep(self._delay * random.uniform(0.5, 1.0))
+        self._delay = min(2 * self._delay, LAST_DELAY)
+
+
+def ended(stored: Stored) -> Session:
+    """A session that is over, for readers who come after its end. One that ended with an error gives that."""
+    session = Session.ended(stored)
+    if stored.state.finish is Finish.ERROR:
+        session.error = SessionFailed(session.id)
+    return session
+
+
+def finish(session: Session, state: State) -> None:
+    """The log says that the session is over."""
+    session.adopt(state)
+    if state.finish is Finish.ERROR and session.error is None:
+        session.error = SessionFailed(session.id)

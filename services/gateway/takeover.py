@@ -1,0 +1,188 @@
+"""Taking a session over that no gateway runs: a new lease, all that is committed, and on it goes here."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from hedgerow import digest
+from hedgerow.errors import Fenced, HedgerowError, Overloaded, Unavailable
+from hedgerow.rpc.logs import get_log
+from services.gateway.endings import ALL
+from services.gateway.following import FIRST_DELAY, LAST_DELAY, ended
+from services.gateway.messages import Granted, Stored
+from services.gateway.session import Options, Session
+from services.gateway.table import SessionTable
+from services.gateway.types import Finish, Record
+
+Answer = TypeVar("Answer")
+log = get_log(__name__)
+
+
+class Store(Protocol):
+    """The store as far as it is needed here. Every method raises what the store refuses, and Unavailable."""
+
+    owner: bytes
+
+    async def get(self, session_id: str, from_offset: int = 0) -> Stored:
+        """A session as it is recorded."""
+
+    async def acquire(self, record: Record, *, only_expired: bool = True) -> Granted:
+        """A new lease. Raises Fenced while the session's owner lives."""
+
+
+class Leases(Protocol):
+    """Leases that are being given up."""
+
+    def release(self, record: Record, epoch: int) -> None:
+        """Give a lease up. Only enqueues."""
+
+    async def released(self, session_id: str) -> None:
+        """Return once no call for this session is on its way."""
+
+
+class TakeOver:
+    """`most` sessions run here. `told` is called with the id of a session before it goes on here. `patience` in
+    seconds, of the store's absence after a grant.
+    """
+
+    def __init__(
+        self,
+        table: SessionTable,
+        store: Store,
+        leases: Leases,
+        *,
+        most: int,
+        patience: float,
+        told: Callable[[str], None] = lambda session_id: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table, self._store, self._leases = table, store, leases
+        self._most, self._patience, self._told, self._clock = most, patience, told, clock
+        self._taking: dict[str, asyncio.Task[Session | None]] = {}
+        self._unsure: dict[str, None] = {}  # sessions of which a grant may have been lost on its way
+        self.closed: HedgerowError | None = None
+        """Why nothing is taken any more."""
+
+    def __len__(self) -> int:
+        """Sessions that are being taken."""
+        return len(self._taking)
+
+    async def released(self, session_id: str) -> None:
+        """Return once no lease of this session is on its way back to the store."""
+        await self._leases.released(session_id)
+
+    async def take(self, known: Stored) -> Session | None:
+        """The session, running here; None while another gateway runs it. Once for all who ask at the same time, and
+        not cancelled with any of them: the store may have granted it.
+        """
+        session_id = known.record.session_id
+        task = self._taking.get(session_id)
+        if task is None:
+            task = self._taking[session_id] = asyncio.create_task(self._take_now(known))
+            task.add_done_callback(lambda done: self._took(session_id, done))
+        return await asyncio.shield(task)
+
+    def _took(self, session_id: str, task: asyncio.Task[Session | None]) -> None:
+        del self._taking[session_id]
+        if not task.cancelled():
+            task.exception()  # those who waited may be gone
+
+    async def _take_now(self, known: Stored) -> Session | None:
+        record = known.record
+        await self._leases.released(record.session_id)
+        if running := self._table.sessions.get(record.session_id):
+            return running
+        if self.closed is not None:
+            raise self.closed
+        if len(self._table.sessions) >= self._most:
+            raise Overloaded("the gateway", len(self._table.sessions), self._most, 1.0)
+        granted = await self._granted(known)
+        if granted is None:
+            return None
+        self._told(record.session_id)
+        try:
+            stored = await persist(lambda: self._whole(known, granted), self._patience)
+        except HedgerowError:
+            self._leases.release(record, granted.epoch)
+            raise
+        return self._begin(stored, granted.epoch)
+
+    async def _granted(self, known: Stored) -> Granted | None:
+        """A lease; None while another gateway holds it."""
+        record, ours = known.record, known.state.owner == self._store.owner
+        session_id = record.session_id
+        if session_id in self._unsure:
+            ours = (await self._store.get(session_id, ALL)).state.owner == self._store.owner
+            del self._unsure[session_id]
+        try:
+            return await self._store.acquire(record, only_expired=not ours)
+        except Fenced:
+            return None
+        except Unavailable:
+            self._unsure[session_id] = None
+            raise
+
+    async def _whole(self, known: Stored, granted: Granted) -> Stored:
+        """All that the store has: nobody else can append now."""
+        state, have = granted.state, len(known.tokens)
+        if (state.length, state.digest) == (have, known.state.digest):
+            return Stored(known.record, state, known.tokens)
+        if state.length > have:
+            more = (await self._store.get(known.record.session_id, have)).tokens
+            if digest.extend(known.state.digest, more) == state.digest:
+                return Stored(known.record, state, [*known.tokens, *more])
+        return await self._store.get(known.record.session_id)
+
+    def _begin(self, stored: Stored, epoch: int) -> Session:
+        if stored.state.finish:
+            return ended(stored)
+        options = self.options(stored.record)
+        session = self._table.take_over(stored, epoch, options)
+        log.info("took a session over", session=session.id, epoch=epoch, tokens=len(session.tokens))
+        if stored.state.cancel_marked:
+            self._table.cancel(session)
+        elif options.deadline is not None and options.deadline <= self._clock():
+            self._table.cancel(session, Finish.DEADLINE)
+        elif self.closed is not None:
+            self._table.pause(session, self.closed)
+        return session
+
+    def options(self, record: Record) -> Options:
+        """What its first client asked for."""
+        deadline = None
+        if record.deadline_unix_ms:
+            deadline = self._clock() + (record.deadline_unix_ms * 1_000_000 - time.time_ns()) / 1e9
+        return Options(record.priority, deadline, return_steps=record.return_steps, return_trees=record.return_trees)
+
+    async def settle(self) -> None:
+        """Give back what this gateway may have been granted without hearing of it. To be called now and then."""
+        for session_id in list(self._unsure):
+            if session_id in self._taking or session_id in self._table.sessions:
+                continue
+            try:
+                stored = await self._store.get(session_id, ALL)
+            except Unavailable:
+                return
+            except HedgerowError:
+                self._unsure.pop(session_id, None)
+                continue
+            if self._unsure.pop(session_id, 0) is None and stored.state.owner == self._store.owner:
+                self._leases.release(stored.record, stored.state.epoch)
+
+
+async def persist(call: Callable[[], Awaitable[Answer]], patience: float) -> Answer:
+    """What `call` gives, tried again with back-off while the store is away, for `patience` seconds."""
+    loop, delay = asyncio.get_running_loop(), FIRST_DELAY
+    end = loop.time() + patience
+    while True:
+        try:
+            return await call()
+        except (Unavailable, Overloaded):
+            if loop.time() >= end:
+                raise
+        await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+        delay = min(2 * delay, LAST_DELAY)
