@@ -16,8 +16,9 @@ from redis.exceptions import RedisError
 from hedgerow import errors
 from hedgerow.rpc.logs import get_log
 from services.kvstore.keys import CANCELS
+from services.kvstore.nodes import pack
 from services.kvstore.records import MARK_BYTES
-from services.kvstore.scripts import RETRY_AFTER, Runner, pack
+from services.kvstore.runner import RETRY_AFTER, Runner
 
 log = get_log(__name__)
 

@@ -14,12 +14,30 @@ class KvStoreConfig(ServerConfig):
     """Times ending in `_ms` are milliseconds, others seconds."""
 
     redis_url: str = field(
-        metadata={"min": 1, "secret": True, "help": "redis://, rediss:// or unix:// URL of the Redis to use"}
+        metadata={
+            "min": 1,
+            "secret": True,
+            "help": "URL of the Redis to use: redis://, rediss://, unix://, "
+            "redis+sentinel://host:port,host:port/service or redis+cluster://host:port,host:port",
+        }
     )
     redis_timeout: float = field(
         default=1.0, metadata={"min": 0.01, "max": 60, "help": "seconds that Redis may take to answer"}
     )
-    redis_connections: int = field(default=32, metadata={"min": 1, "max": 4096, "help": "connections to Redis"})
+    redis_connections: int = field(
+        default=32, metadata={"min": 1, "max": 4096, "help": "connections to each Redis server"}
+    )
+    redis_wait_replicas: int = field(
+        default=0,
+        metadata={
+            "min": 0,
+            "max": 64,
+            "help": "replicas that have an append before it counts (WAIT); 0: none is asked",
+        },
+    )
+    redis_wait_ms: int = field(
+        default=500, metadata={"min": 1, "max": 60_000, "help": "how long an append waits for them"}
+    )
     session_ttl_ms: int = field(
         default=3_600_000, metadata={"min": 1000, "max": 365 * DAY, "help": "life of a session after its last append"}
     )

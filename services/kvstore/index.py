@@ -17,7 +17,8 @@ from services.kvstore import codec
 from services.kvstore.keys import SHARDS, owner_keys, owner_shard, owners_key, released_key, session_keys, session_shard
 from services.kvstore.records import NOBODY, Abandoned, Status
 from services.kvstore.replies import is_newer, sound
-from services.kvstore.scripts import Call, Plain, Runner, Script
+from services.kvstore.runner import Runner
+from services.kvstore.scripts import Call, Plain, Script
 
 GRACE = 120_000
 """Milliseconds after which a member that stands for nothing is dropped. More than any call to Redis takes."""

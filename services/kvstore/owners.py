@@ -8,7 +8,8 @@ from services.kvstore.index import Index
 from services.kvstore.keys import CANCELS, owner_keys
 from services.kvstore.records import NOBODY
 from services.kvstore.replies import sound
-from services.kvstore.scripts import Call, Plain, Runner, Script
+from services.kvstore.runner import Runner
+from services.kvstore.scripts import Call, Plain, Script
 
 
 class Owners:

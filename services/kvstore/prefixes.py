@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from services.kvstore.records import Holder
 from services.kvstore.replies import sound
-from services.kvstore.scripts import Call, Runner, Script
+from services.kvstore.runner import Runner
+from services.kvstore.scripts import Call, Script
 
 MOST_HOLDERS = 64
 """Verifiers remembered for one block; those that expire last stay."""

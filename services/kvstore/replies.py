@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 from hedgerow import errors
 from hedgerow.rpc.logs import get_log
 from services.kvstore.records import State, Status
-from services.kvstore.scripts import RETRY_AFTER
+from services.kvstore.runner import RETRY_AFTER
 
 log = get_log(__name__)
 
@@ -18,7 +18,9 @@ PASSING = ("READONLY", "MISCONF", "OOM", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOW
 
 
 def sound(reply: Any) -> Any:
-    """The reply, where Redis did not answer with an error."""
+    """The reply, where Redis answered, and not with an error."""
+    if isinstance(reply, errors.HedgerowError):
+        raise reply
     if isinstance(reply, ResponseError):
         raise refused("command", reply) from reply
     return reply

@@ -19,7 +19,8 @@ from services.kvstore.keys import session_keys
 from services.kvstore.owners import Owners
 from services.kvstore.records import NOBODY, Answer, Entry, Lease, NewSession, Session, State, Status
 from services.kvstore.replies import is_newer, parse_info, refusal, refused, sound
-from services.kvstore.scripts import RETRY_AFTER, Call, Runner, Script
+from services.kvstore.runner import RETRY_AFTER, Runner
+from services.kvstore.scripts import Call, Plain, Script
 
 log = get_log(__name__)
 
@@ -49,16 +50,15 @@ class Store:
         return answer
 
     async def append(self, entries: Sequence[Entry]) -> list[Answer]:
-        """One step's entries, in one round trip; answers in the same order. Never raises for Redis's sake.
+        """One step's entries, in one round trip to each node; answers in the same order. Never raises for Redis's sake.
 
         UNAVAILABLE leaves open whether the entry was applied: the same entry again tells.
         """
         calls = [Call(self._append, session_keys(entry.session_id), (codec.pack_entry(entry),)) for entry in entries]
-        try:
-            replies = await self.runner.call_all(calls)
-        except errors.Unavailable as error:
-            log.warning("append failed", entries=len(entries), why=error.message)
-            return [Answer(Status.UNAVAILABLE, State())] * len(entries)
+        replies = await self.runner.call_all(calls, durable=True)
+        lost = [reply for reply in replies if isinstance(reply, errors.HedgerowError)]
+        if lost:
+            log.warning("append failed", entries=len(lost), of=len(entries), why=lost[0].message)
         answers = [_append_answer(entry, reply) for entry, reply in zip(entries, replies, strict=True)]
         for entry, answer in zip(entries, answers, strict=True):
             if answer.status == Status.OK and (entry.tokens or entry.finish):
@@ -212,20 +212,23 @@ class Store:
             self.index.leave(stamp)
 
     async def _change(self, script: Script, session_id: str, *arguments: bytes) -> Answer:
-        (reply,) = await self.runner.call_all([Call(script, session_keys(session_id), arguments)])
+        keys = session_keys(session_id)
+        (reply,) = await self.runner.call_all([Call(script, keys, arguments)], durable=True)
         if isinstance(reply, OutOfMemoryError):
-            used, limit = await self._memory()
+            used, limit = await self._memory(keys[0])
             raise errors.Overloaded("the store's memory in bytes", used, limit, RETRY_AFTER) from None
         return codec.unpack_answer(sound(reply))
 
-    async def _memory(self) -> tuple[int, int]:
-        (info,) = await self.runner.exchange([(b"INFO", b"memory")])
+    async def _memory(self, key: bytes) -> tuple[int, int]:
+        """What the key's node uses, and what it may."""
+        (info,) = await self.runner.call_all([Plain((b"INFO", b"memory"), key)])
         fields = parse_info(sound(info))
         return int(fields["used_memory"]), int(fields["maxmemory"])
 
 
 def _append_answer(entry: Entry, reply: Any) -> Answer:
-    if not isinstance(reply, ResponseError):
+    if isinstance(reply, bytes):
         return codec.unpack_answer(reply)
-    log.warning("append refused", session=entry.session_id, why=refused("append", reply).message)
+    if isinstance(reply, ResponseError):
+        log.warning("append refused", session=entry.session_id, why=refused("append", reply).message)
     return Answer(Status.UNAVAILABLE, State())
