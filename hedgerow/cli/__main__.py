@@ -9,6 +9,9 @@ from typing import NoReturn
 def run() -> NoReturn:
     """Run the command. Ctrl-C is no traceback, neither while the parts are imported nor while they are taken down."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on connections are not the user's
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us: the next socket would take its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  for as long as the process lives
     try:
         from hedgerow.cli.main import main
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from typing import NamedTuple
 
 from hedgerow.cli import options
-from hedgerow.cli.command import Command
-from hedgerow.cli.show import exit_status, show
+from hedgerow.cli.command import Command, say, status_of
+from hedgerow.cli.show import exit_status, show, unbroken
 from hedgerow.client import Client, Message, SyncStream
-from hedgerow.errors import HedgerowError, InvalidRequest, Unavailable
+from hedgerow.errors import Cancelled, HedgerowError, InvalidRequest, Unavailable
 
 PROMPT = "> "
 HELP = "Ctrl-C stops an answer, at the prompt it ends as Ctrl-D and /exit do; /new starts over"
@@ -27,32 +28,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(client: Client, args: argparse.Namespace) -> int:
-    """One question, the lines of a pipe as turns, or a conversation on a terminal."""
+    """One question, the lines of a pipe as turns, or a conversation on a terminal.
+
+    The exit status of a pipe's is that of the first answer that failed.
+    """
     beginning = [Message("system", args.system)] if args.system else []
     if args.question is not None:
-        with _ask(client, [*beginning, Message("user", args.question)], args) as stream:
+        stream = _ask(client, [*beginning, Message("user", args.question)], args)
+        with unbroken(stream):
             show(stream, as_json=args.json, runs=args.show_runs)
             return exit_status(stream)
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  line editing and history, where the platform has it
-        print(HELP, file=sys.stderr)
+        say(HELP)
     return _converse(client, beginning, args)
 
 
 def _converse(client: Client, beginning: list[Message], args: argparse.Namespace) -> int:
-    messages = list(beginning)
+    messages, status = list(beginning), 0
     while (question := _next_question()) is not None:
         if question == "/new":
             messages = list(beginning)
         elif question:
             messages.append(Message("user", question))
             answer = _answer(client, messages, args)
-            if answer is None:
+            if answer.text is None:
                 messages.pop()
             else:
-                messages.append(Message("assistant", answer))
-    return 0
+                messages.append(Message("assistant", answer.text))
+            status = status or answer.status
+    return 0 if sys.stdin.isatty() else status
 
 
 def _next_question() -> str | None:
@@ -66,20 +72,28 @@ def _next_question() -> str | None:
     return None if line in ("/exit", "/quit") else line
 
 
-def _answer(client: Client, messages: list[Message], args: argparse.Namespace) -> str | None:
-    """Show one answer; None: there is none, and the question is not part of the conversation."""
+class _Answer(NamedTuple):
+    """None: there is none, and the question is not part of the conversation. `status` is what a script gets."""
+
+    text: str | None
+    status: int
+
+
+def _answer(client: Client, messages: list[Message], args: argparse.Namespace) -> _Answer:
     try:
-        with _ask(client, messages, args) as stream:
-            return show(stream, as_json=args.json, runs=args.show_runs)
+        stream = _ask(client, messages, args)
+        with unbroken(stream):
+            return _Answer(show(stream, as_json=args.json, runs=args.show_runs), exit_status(stream))
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
-        print("\n(stopped)", file=sys.stderr)
-    except Unavailable:
+        say("\n(stopped)")
+    except (Unavailable, Cancelled):
         raise
     except HedgerowError as error:
-        print(f"hedgerow: {error}", file=sys.stderr)
-    return None
+        say(f"hedgerow: {error}")
+        return _Answer(None, status_of(error))
+    return _Answer(None, 0)
 
 
 def _ask(client: Client, messages: list[Message], args: argparse.Namespace) -> SyncStream:

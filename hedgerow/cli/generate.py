@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hedgerow.cli import options
 from hedgerow.cli.command import Command
-from hedgerow.cli.show import exit_status, show
+from hedgerow.cli.show import follow
 from hedgerow.client import Client
 from hedgerow.errors import InvalidRequest
 
@@ -18,13 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the text to continue; `-`, or nothing in a pipe: standard input")
     parser.add_argument("--file", type=Path, metavar="PATH", help="continue this file's text")
     options.add_arguments(parser)
+    options.add_leaving(parser)
 
 
 def run(client: Client, args: argparse.Namespace) -> int:
-    """Stream the continuation to standard output."""
-    with client.generate(prompt_of(args), **options.options(args)) as stream:
-        show(stream, as_json=args.json, runs=args.show_runs)
-        return exit_status(stream)
+    """Stream the continuation to standard output; Ctrl-C cancels it."""
+    return follow(client.generate(prompt_of(args), **options.options(args)), args)
 
 
 def prompt_of(args: argparse.Namespace) -> str:

@@ -1,26 +1,32 @@
 """The `hedgerow` command: one subcommand a file.
 
 Exit status: 0 done, 1 an error, 2 a request that is not allowed (and wrong usage), 3 nothing answers at the address,
-130 interrupted.
+130 interrupted, 143 terminated. Whoever interrupts or terminates an answer cancels its session.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
 from hedgerow import __version__
 from hedgerow.cli import chat, generate, models, sessions, tokenize, up
-from hedgerow.cli.command import Command
-from hedgerow.client import Client
-from hedgerow.errors import Cancelled, HedgerowError, InvalidRequest, NotFound, Unavailable, Unsupported
+from hedgerow.cli.command import FAILED, INTERRUPTED, NOBODY_THERE, TERMINATED, Command, say, status_of
+from hedgerow.cli.show import BrokenOff, how_to_go_on
+from hedgerow.client import Client, Retry
+from hedgerow.errors import Cancelled, HedgerowError, InvalidRequest, Unavailable
 
 ADDRESS, ADDRESS_VARIABLE = "localhost:7411", "HEDGEROW_ADDRESS"
 NOT_REACHED = ("failed to connect", "errors resolving")  # gRPC's words; a call that breaks later has others
-FAILED, REFUSED, NOBODY_THERE, INTERRUPTED = 1, 2, 3, 130
+UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a full or broken output raises
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,12 +34,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except BrokenPipeError:
-        # Whoever read us (head, less) has enough; the interpreter's own flush at exit must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_unwritten()  # whoever read us (head, less) has enough
         return 0
     except (KeyboardInterrupt, Cancelled):
-        print(file=sys.stderr)
+        say("")
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in UNWRITTEN:
+            raise
+        _leave_unwritten()
+        say(f"hedgerow: the output cannot be written: {error.strerror}")
+        return FAILED
+
+
+def _leave_unwritten() -> None:
+    """The interpreter's own flush at exit must not complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -63,10 +79,18 @@ def _parser() -> argparse.ArgumentParser:
             child = commands.add_parser(command.name, help=command.help, description=command.help)
             child.add_argument(
                 "--address",
-                metavar="HOST:PORT",
+                metavar="HOST:PORT[,...]",
                 default=os.environ.get(ADDRESS_VARIABLE) or ADDRESS,
-                help=f"where the gateway is; {ADDRESS_VARIABLE} sets the default, now %(default)s",
+                help=f"where the gateways are; {ADDRESS_VARIABLE} sets the default, now %(default)s",
             )
+            child.add_argument(
+                "--patience",
+                metavar="SECONDS",
+                type=float,
+                default=Retry().total,
+                help="for how long to try to go on with what broke, %(default)g",
+            )
+            child.add_argument("--tenant", metavar="NAME", default="", help="on whose behalf")
             command.add_arguments(child)
             child.set_defaults(run=_with_client(command))
     return parser
@@ -74,22 +98,41 @@ def _parser() -> argparse.ArgumentParser:
 
 def _with_client(command: Command) -> Callable[[argparse.Namespace], int]:
     def run(args: argparse.Namespace) -> int:
-        with Client(args.address) as client:
+        try:
+            retry = Retry(total=args.patience)
+        except InvalidRequest as error:
+            raise InvalidRequest("--patience", args.patience, error.limit) from None
+        with _terminable(), Client(args.address, retry=retry, tenant=args.tenant) as client:
             return command.run(client, args)
 
     return run
 
 
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM leaves as Ctrl-C does: a session whose client is `timeout 5 hedgerow generate` ends with it."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _explain(error: HedgerowError, address: str) -> int:
     reached = "reason" in error.metadata or not any(words in error.message for words in NOT_REACHED)
     if isinstance(error, Unavailable) and not reached:
-        print(
+        say(
             f"hedgerow: nothing answers at {address}. Start a stack with `hedgerow up`, or name another gateway with "
-            f"--address or {ADDRESS_VARIABLE}.",
-            file=sys.stderr,
+            f"--address or {ADDRESS_VARIABLE}."
         )
         return NOBODY_THERE
-    print(f"hedgerow: {error}", file=sys.stderr)
-    if error.retry_after:
-        print(f"hedgerow: trying again in {error.retry_after:g} s can help", file=sys.stderr)
-    return REFUSED if isinstance(error, InvalidRequest | NotFound | Unsupported) else FAILED
+    say(f"hedgerow: {error}")
+    if isinstance(error, BrokenOff):
+        say(f"hedgerow: the answer broke off; go on with: {how_to_go_on(error.position)}")
+    elif error.retry_after:
+        say(f"hedgerow: trying again in {error.retry_after:g} s can help")
+    return status_of(error)

@@ -23,9 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="ends the answer; \\n, \\r and \\t are understood; may be repeated",
     )
+    add_output(parser)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """How an answer is shown."""
     parser.add_argument("--json", action="store_true", help="one JSON object a line, the last one with the usage")
     parser.add_argument(
         "--show-runs", action="store_true", help="mark the tokens that one step accepted: colours, or brackets"
+    )
+
+
+def add_leaving(parser: argparse.ArgumentParser) -> None:
+    """What becomes of the session when this command ends before it."""
+    parser.add_argument(
+        "--leave-running", action="store_true", help="Ctrl-C leaves the session going on, and says how to resume it"
     )
 
 
@@ -40,6 +52,8 @@ def options(args: argparse.Namespace) -> Options:
         given["stop"] = [_unescape(text) for text in args.stop]
     if args.json or args.show_runs:
         given["return_steps"] = True
+    if getattr(args, "leave_running", False):
+        given["leave_running"] = True
     return given
 
 

@@ -2,17 +2,67 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import cycle
 from typing import Any, TextIO
 
-from hedgerow.client import Chunk, Finished, FinishReason, Started, SyncStream
+from hedgerow.cli.command import say
+from hedgerow.client import Chunk, Finished, FinishReason, Position, Started, SyncStream
+from hedgerow.errors import Fenced, HedgerowError, Overloaded, Unavailable
 
 # Background colours, two in turn, so that neighbouring runs are told apart on dark and light terminals.
 COLOURS = ("\x1b[48;5;24m\x1b[38;5;231m", "\x1b[48;5;238m\x1b[38;5;231m")
 RESET = "\x1b[0m"
+
+
+class BrokenOff(HedgerowError):
+    """An answer broke off in the middle; its session is there still, behind `position`."""
+
+    def __init__(self, error: HedgerowError, position: Position) -> None:
+        super().__init__(error.message, metadata=error.metadata)
+        self.position = position
+
+
+def follow(stream: SyncStream, args: argparse.Namespace) -> int:
+    """Show a stream to its end; returns the exit status. Raises BrokenOff.
+
+    Whoever leaves it cancels its session, or is told how to go on with it where `args.leave_running` says so.
+    """
+    try:
+        with unbroken(stream):
+            show(stream, as_json=args.json, runs=args.show_runs)
+            return exit_status(stream)
+    except (KeyboardInterrupt, SystemExit):
+        if args.leave_running and stream.position.session_id:
+            say(f"\nhedgerow: left running; go on with: {how_to_go_on(stream.position)}")
+        raise
+
+
+@contextmanager
+def unbroken(stream: SyncStream) -> Iterator[None]:
+    """Closes the stream. Raises BrokenOff for an answer that has begun and could not be gone on with."""
+    try:
+        with stream:
+            yield
+    except (Unavailable, Overloaded, Fenced) as error:
+        if not stream.position.session_id:
+            raise
+        raise BrokenOff(error, stream.position) from None
+
+
+def how_to_go_on(position: Position) -> str:
+    """The command that does."""
+    words = ["hedgerow resume", position.session_id]
+    if position.token_offset:
+        words += [f"--token-offset {position.token_offset} --digest {position.digest.hex()}"]
+    if position.text_offset:
+        words += [f"--text-offset {position.text_offset}"]
+    return " ".join(words)
 
 
 def show(stream: SyncStream, *, as_json: bool, runs: bool, out: TextIO | None = None) -> str:

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.test_stack_processes import is_alive
 from tests.polling import eventually
 from tests.stack import ROOT, Models
-from tests.unit.client_gateway import chunk, finished, for_ever, started
+from tests.unit.client_gateway import chunk, digest, finished, for_ever, started
 from tests.unit.test_client_sync import served
 
 STUCK = [started(), chunk(0, [1], "first\n"), for_ever]
@@ -132,6 +132,57 @@ def test_a_terminal_that_lacks_a_letter_is_shown_its_code(options: Sequence[str]
         out, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (0, "")
     assert shown in out
+
+
+@pytest.mark.parametrize("arguments", [("generate", "x"), ("chat", "x"), ("generate", "x", "--json"), ("resume", "s1")])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 143)])
+def test_whoever_ends_an_answer_cancels_its_session(arguments: Sequence[str], number: int, status: int) -> None:
+    """The session is detached from the call: the call's end alone would leave it going on."""
+    with served(STUCK) as (server, _), command(*arguments, "--address", server.address) as process:
+        assert first_line(process)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        assert (process.returncode, said.strip()) == (status, "")
+        assert server.cancels == ["s1"]
+
+
+def test_an_answer_that_is_left_running_is_not_cancelled_and_says_how_to_go_on() -> None:
+    with (
+        served(STUCK) as (server, _),
+        command("generate", "x", "--leave-running", "--address", server.address) as process,
+    ):
+        assert first_line(process)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == INTERRUPTED
+        assert f"go on with: hedgerow resume s1 --token-offset 1 --digest {digest(1).hex()} --text-offset 6" in said
+        assert server.cancels == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [("generate", "x"), ("generate", "x", "--json"), ("chat", "x"), ("models",), ("session", "s1")]
+)
+def test_output_that_cannot_be_written_is_one_line_and_ends_the_session(arguments: Sequence[str]) -> None:
+    """A full disk gave a traceback, and the session went on."""
+    with served(STUCK) as (server, _), open("/dev/full", "w") as full:
+        line = [sys.executable, "-m", "hedgerow.cli", *arguments, "--address", server.address]
+        done = subprocess.run(line, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+        assert (done.returncode, done.stderr) == (
+            1, "hedgerow: the output cannot be written: No space left on device\n",
+        )  # fmt: skip
+        assert server.cancels == (["s1"] if arguments[0] in ("generate", "chat") else [])
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "2>/dev/full", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_traceback(closed: str) -> None:
+    """Python has None for each of them then."""
+    with served([started(), chunk(0, [1], "a"), finished("LENGTH", 1)]) as (server, _):
+        line = f"{sys.executable} -m hedgerow.cli %s --address {server.address} {closed}"
+        for arguments, status in (("generate x", 0), ("models", 0), ("chat", 0), ("resume s1 --digest x", 2)):
+            done = subprocess.run(line % arguments, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=30,
+                                  stdin=subprocess.DEVNULL, check=False)  # fmt: skip
+            assert done.returncode == status, (arguments, done.stderr)
+            assert "Traceback" not in done.stderr
 
 
 def up(tiny: Models, data: Path, *more: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import sys
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.cli.main import FAILED, INTERRUPTED, NOBODY_THERE, REFUSED, main
+from hedgerow.cli.command import FAILED, INTERRUPTED, NOBODY_THERE, REFUSED
+from hedgerow.cli.main import main
 from hedgerow.cli.show import COLOURS, RESET
 from hedgerow.errors import Internal, InvalidRequest, NotFound, Unavailable
-from tests.unit.client_gateway import chunk, finished, started
+from tests.unit.client_gateway import ScriptedGateway, chunk, digest, finished, for_ever, started
 from tests.unit.test_client_sync import served
 
 WHOLE = [started(), chunk(0, [1, 2], "a\nb"), chunk(2, [3], "c"), finished("LENGTH", 3)]
@@ -107,9 +109,25 @@ def test_chat_goes_on_after_an_answer_that_failed(
     monkeypatch.setattr("builtins.input", next_line)
     refusal = InvalidRequest("chat", "9 tokens", "below 8")
     with served([refusal], WHOLE) as (server, _):
-        assert run(server, "chat") == 0
+        assert run(server, "chat") == REFUSED, "a script must see that an answer is missing"
     assert [m.content for m in server.requests[1].chat.messages] == ["short"]
     assert "below 8" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    lines = iter(["too long", "short"])
+    with served([refusal], WHOLE) as (server, _):
+        assert run(server, "chat") == 0, "a person has seen it"
+
+
+@pytest.mark.parametrize(("reason", "status"), [("LENGTH", 0), ("DEADLINE", FAILED), ("ERROR", FAILED)])
+def test_chat_in_a_pipe_tells_of_an_answer_that_ended_early(
+    reason: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended with 0, whatever the answers were."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    with served([started(), chunk(0, [1], "a"), finished(reason, 1)], WHOLE) as (server, _):
+        assert run(server, "chat") == status
+    assert len(server.requests) == 2
+    capsys.readouterr()
 
 
 def test_one_question(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,25 +179,77 @@ def test_exit_status_tells_what_went_wrong(capsys: pytest.CaptureFixture[str]) -
         assert run(server, "generate", "--file", "/nowhere") == REFUSED
 
 
+@pytest.mark.parametrize("command", [["generate", "x"], ["chat", "x"]])
 def test_an_answer_that_breaks_off_is_not_called_a_gateway_that_is_not_there(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After half an answer it advised to start a stack."""
+    """After half an answer it advised to start a stack. Now it says how to go on, behind what was shown."""
+    servers: list[ScriptedGateway] = []
 
-    def broken(*_: object, **__: object) -> None:
-        raise Unavailable("gateway at localhost:7411", "Socket closed", 0.0)
+    async def die() -> None:
+        servers[0].dying = asyncio.create_task(servers[0].die())  # type: ignore[attr-defined]
+        await for_ever()
 
-    monkeypatch.setattr("hedgerow.cli.generate.show", broken)
-    with served(WHOLE) as (server, _):
-        assert run(server, "generate", "x") == FAILED
-    assert capsys.readouterr().err == "hedgerow: gateway at localhost:7411 is unavailable: Socket closed\n"
+    with served([started(), chunk(0, [1, 2], "café"), die]) as (server, _):
+        servers.append(server)
+        assert run(server, *command, "--patience", "0.3") == FAILED
+    said = capsys.readouterr().err
+    assert "hedgerow up" not in said
+    assert f"hedgerow resume s1 --token-offset 2 --digest {digest(2).hex()} --text-offset 5\n" in said
+
+
+def test_an_answer_goes_on_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = [started(), chunk(0, [1, 2], "a\nb"), Unavailable("verifier", "away", 0.0)]
+    with served(broken, WHOLE[:1] + WHOLE[2:]) as (server, _):
+        assert run(server, "generate", "x") == 0
+    assert capsys.readouterr().out == "a\nbc\n"
+
+
+def test_resume_goes_on_from_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    rest = [started(), chunk(2, [3], "c"), finished("LENGTH", 3)]
+    known = ["--token-offset", "2", "--digest", digest(2).hex(), "--text-offset", "3"]
+    with served(WHOLE, rest, rest) as (server, _):
+        assert run(server, "resume", "s1") == 0
+        assert capsys.readouterr().out == "a\nbc\n"
+        assert run(server, "resume", "s1", *known) == 0
+        assert capsys.readouterr().out == "c\n"
+        asked = server.resumes[1]
+        assert (asked.session_id, asked.token_offset, asked.digest, asked.text_offset) == ("s1", 2, digest(2), 3)
+        assert run(server, "resume", "s1", *known, "--json", "--tenant", "acme") == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[1])["tokens"] == [3]
+        assert server.metadata[-1]["hedgerow-tenant"] == "acme"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [
+        ("--digest", "xy", "--digest"), ("--digest", "abcd", "digest"), ("--token-offset", "-1", "token_offset"),
+        ("--text-offset", "-1", "text_offset"), ("--patience", "-1", "--patience"), ("--patience", "nan", "--patience"),
+        ("--tenant", "two words", "tenant"), ("--address", ",", "address"),
+    ],
+)  # fmt: skip
+def test_a_position_that_cannot_be_is_refused(
+    option: str, value: str, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume", "s1", "--address", "localhost:1", option, value]) == REFUSED
+    assert capsys.readouterr().err.startswith(f"hedgerow: {field}: ")
+
+
+def test_several_addresses_are_tried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with served() as (server, _):
+        for _turn in range(4):
+            assert main(["models", "--address", f"localhost:1,{server.address}"]) == 0
+        monkeypatch.setenv("HEDGEROW_ADDRESS", f"localhost:1,{server.address}")
+        assert main(["models"]) == 0
+    assert main(["models", "--address", "localhost:1,localhost:2"]) == NOBODY_THERE
+    assert "nothing answers at localhost:1,localhost:2" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hedgerow.cli.generate.show", interrupted)
+    monkeypatch.setattr("hedgerow.cli.show.show", interrupted)
     with served(WHOLE) as (server, _):
         assert run(server, "generate", "x") == INTERRUPTED
     assert "Traceback" not in capsys.readouterr().err
