@@ -4,7 +4,7 @@ VENV := .venv/bin
 BUF := npm exec --yes --package=@bufbuild/buf@1.75.0 -- buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos check test demo up bench exactness acceptance
+.PHONY: help setup protos check test demo up bench exactness acceptance simulate
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ protos: ## regenerate hedgerow/v1 from protos/
 exactness: setup ## the exactness run of docs/claims.md, a process a core; stops and resumes
 	@$(VENV)/python -m bench.exactness run $(ARGS)
 	@$(VENV)/python -m bench.exactness summary
+
+simulate: setup ## 100,000 simulated schedules of faults, checked; ARGS="--replay SEED" shows one
+	@$(VENV)/python -m bench.simulate $(ARGS)
 
 acceptance: setup ## tokens per step on held-out prompts
 	@$(VENV)/python -m bench.acceptance $(ARGS)

@@ -1,0 +1,277 @@
+"""What must hold in every execution, checked as it happens: at the store's log, at the gateway's lips, at the client.
+
+The log: one owner and one epoch at a time, tokens of the model's law, digests that fit, an end that is written once and
+with the last token, nothing after it. The gateway: no token leaves that was never in the log. The client: one stream in
+order, without a gap, without a repetition, its text and digests those of its tokens, at most one end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hedgerow import digest
+from hedgerow.client import Chunk, Finished, Started
+from hedgerow.engine.types import Finish
+from hedgerow.errors import HedgerowError
+from hedgerow.v1 import kvstore_pb2
+from services.kvstore import codec
+from services.kvstore.scripts import Script
+from tests.simulation.law import Truth, tokenizer, truth
+
+APPEND, CLOSE = Script("append").source, Script("close").source
+RECORD = b":record"
+NOBODY = bytes(16)
+
+
+class Violation(Exception):
+    """A promise is broken."""
+
+
+class Log(NamedTuple):
+    """A session as it is stored."""
+
+    epoch: int
+    owner: bytes
+    birth: bytes
+    finish: int
+    tokens: tuple[int, ...]
+    digest: bytes
+    chunks: int
+
+
+@dataclass
+class Known:
+    """What the checker knows of a session. `committed` is the longest log that ever was."""
+
+    session_id: str
+    prompt: tuple[int, ...]
+    truth: Truth
+    committed: int = 0
+    released: int = 0
+    ended: int = 0
+    epoch: int = 0
+    losses: int = 0
+    deleted: bool = False
+    births: set[bytes] = field(default_factory=set)
+    digests: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        chain = [digest.first(self.session_id, self.prompt)]
+        for token in self.truth.tokens:
+            chain.append(digest.extend(chain[-1], (token,)))
+        self.digests = chain
+
+
+class Checker:
+    """`violations` are sentences; the first one matters. `now` gives virtual time."""
+
+    def __init__(self, memory: Any, note: Any) -> None:
+        self._memory, self._note = memory, note
+        self.sessions: dict[str, Known] = {}
+        self.violations: list[str] = []
+        memory.before, memory.after = self.before, self.after
+
+    def fail(self, what: str) -> None:
+        """Something is wrong."""
+        self.violations.append(what)
+        self._note("checker", f"VIOLATION {what}")
+
+    # The store's log.
+
+    def before(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Log | None:
+        """A script is about to run."""
+        return self.log(keys[0]) if keys and keys[0].endswith(RECORD) else None
+
+    def after(self, source: bytes, keys: Sequence[bytes], arguments: Sequence[bytes], reply: Any, seen: Any) -> None:
+        """A script has run."""
+        if not keys or not keys[0].endswith(RECORD):
+            return
+        now = self.log(keys[0])
+        if now == seen:
+            return
+        session_id = keys[0][len(b"hedgerow:{") : -len(b"}" + RECORD)].decode()
+        known = self._known(session_id, keys[0])
+        if now is None:
+            known.deleted = True
+            self._note("redis", f"{session_id[:6]} is deleted")
+            return
+        self._note("redis", f"{session_id[:6]} epoch {now.epoch} length {len(now.tokens)} finish {now.finish}")
+        self._change(known, seen, now, source, arguments)
+
+    def log(self, key: bytes) -> Log | None:
+        """The session as it is stored now; None: there is none."""
+        stored = self._memory.value(key)
+        if not stored:
+            return None
+        chunks = self._memory.value(key[: -len(RECORD)] + b":log") or []
+        packed = b"".join(fields[1] for _, fields in chunks)
+        tokens = struct.unpack(f"<{len(packed) // 4}I", packed)
+        if int(stored[b"length"]) != len(tokens):
+            self.fail(f"{key!r} says length {stored[b'length']!r} and has {len(tokens)} tokens")
+        return Log(
+            int(stored[b"epoch"]), stored[b"owner"], stored[b"birth"], int(stored[b"finish"]), tokens,
+            stored[b"digest"], len(chunks),
+        )  # fmt: skip
+
+    def _known(self, session_id: str, key: bytes) -> Known:
+        known = self.sessions.get(session_id)
+        if known is None:
+            record = kvstore_pb2.SessionRecord.FromString(self._memory.value(key)[b"record"])
+            s, prompt = record.resolved, tuple(record.prompt)
+            law = truth(s.seed, prompt, s.max_tokens, tuple(s.stop), s.ignore_eos)
+            known = self.sessions[session_id] = Known(session_id, prompt, law)
+        return known
+
+    def _change(self, known: Known, seen: Log | None, now: Log, source: bytes, arguments: Sequence[bytes]) -> None:
+        who = known.session_id[:6]
+        length = len(now.tokens)
+        if now.tokens != known.truth.tokens[:length]:
+            self.fail(f"{who}: the log {now.tokens} is not the law {known.truth.tokens}")
+        elif now.digest != known.digests[length]:
+            self.fail(f"{who}: the digest at {length} is not that of the tokens")
+        if seen is None:
+            if known.deleted:
+                self.fail(f"{who} was deleted and is back")
+            known.births.add(now.birth)
+            return
+        if now.birth != seen.birth:
+            self.fail(f"{who}: another birth in place")
+        if now.epoch < seen.epoch or (now.owner not in (seen.owner, NOBODY) and now.epoch == seen.epoch):
+            self.fail(f"{who}: epoch {seen.epoch} became {now.epoch} of another owner")
+        if now.epoch > known.epoch:
+            known.epoch = now.epoch
+        if seen.finish and (now.finish != seen.finish or now.tokens != seen.tokens):
+            self.fail(f"{who}: finish {seen.finish} at {len(seen.tokens)} became {now.finish} at {length}")
+        if now.tokens != seen.tokens or now.finish != seen.finish:
+            self._grown(known, seen, now, source, arguments)
+        known.committed = max(known.committed, length)
+        known.ended = known.ended or now.finish
+
+    def _grown(self, known: Known, seen: Log, now: Log, source: bytes, arguments: Sequence[bytes]) -> None:
+        who, length = known.session_id[:6], len(now.tokens)
+        if now.tokens[: len(seen.tokens)] != seen.tokens:
+            self.fail(f"{who}: committed tokens {seen.tokens} became {now.tokens}")
+        if source == APPEND:
+            fields = codec._ENTRY.unpack_from(arguments[0])
+            epoch, owner = fields[0], next(field for field in fields if isinstance(field, bytes))
+        elif source == CLOSE:
+            epoch, owner = int(arguments[0]), arguments[1]
+        else:
+            self.fail(f"{who}: the log or its end was changed by neither append nor close")
+            return
+        if (epoch, owner) != (seen.epoch, seen.owner):
+            self.fail(f"{who}: changed under epoch {epoch} while epoch {seen.epoch} is stored")
+        whole = length == len(known.truth.tokens)
+        if whole and now.finish == 0:
+            self.fail(f"{who}: the last token is committed without its finish")
+        if now.finish in (Finish.STOP, Finish.LENGTH) and (not whole or now.finish != known.truth.finish):
+            self.fail(f"{who}: finish {now.finish} at {length} of {len(known.truth.tokens)}")
+
+    def final(self, world: Any, clients: Sequence[Any]) -> None:
+        """Everything is over."""
+
+    # The gateway's lips.
+
+    def sent(self, call: Any, path: str, message: Any) -> None:
+        """A server sends a message."""
+        if not path.startswith("/hedgerow.v1.GatewayService/") or not hasattr(message, "event"):
+            return
+        event = message.event
+        if event.HasField("started"):
+            call.session_id = event.started.session_id
+        elif event.HasField("chunk"):
+            self.released(
+                call.session_id or call.request.session_id, event.chunk.token_offset + len(event.chunk.tokens)
+            )
+
+    def released(self, session_id: str, end: int) -> None:
+        """A gateway gives tokens up to `end` to a client."""
+        known = self.sessions.get(session_id)
+        if known is None:
+            self.fail(f"{session_id[:6]}: released without a record")
+            return
+        if end > known.committed:
+            self.fail(f"{session_id[:6]}: released {end} tokens, at most {known.committed} were ever committed")
+        known.released = max(known.released, end)
+
+
+class View:
+    """One stream as its user sees it."""
+
+    def __init__(self, checker: Checker, name: str) -> None:
+        self._checker, self.name = checker, name
+        self.started: Started | None = None
+        self.finished: Finished | None = None
+        self.error: HedgerowError | None = None
+        self.tokens: list[int] = []
+        self.text = ""
+        self.at: list[float] = []
+
+    def event(self, event: Any) -> None:
+        """The next event."""
+        if self.finished is not None or self.error is not None:
+            self._checker.fail(f"{self.name}: {event} after the end")
+        if isinstance(event, Started):
+            self._begin(event)
+        elif isinstance(event, Chunk):
+            self._chunk(event)
+        else:
+            self._end(event)
+
+    def failed(self, error: HedgerowError) -> None:
+        """The stream raised."""
+        self.error = error
+
+    @property
+    def known(self) -> Known:
+        """The session."""
+        assert self.started is not None
+        return self._checker.sessions[self.started.session_id]
+
+    def _begin(self, event: Started) -> None:
+        if self.started is not None and event.session_id != self.started.session_id:
+            self._checker.fail(f"{self.name}: a second start, of another session")
+        if event.session_id not in self._checker.sessions:
+            self._checker.fail(f"{self.name}: started without a record")
+        self.started = event
+
+    def _chunk(self, event: Chunk) -> None:
+        known, at, fail = self.known, len(self.tokens), self._checker.fail
+        if event.token_offset != at:
+            fail(f"{self.name}: tokens at {event.token_offset}, expected {at}")
+        if event.text_offset != len(self.text.encode()):
+            fail(f"{self.name}: text at {event.text_offset}, expected {len(self.text.encode())}")
+        self.tokens += event.tokens
+        self.text += event.text
+        if tuple(self.tokens) != known.truth.tokens[: len(self.tokens)]:
+            fail(f"{self.name}: {self.tokens} is not the law {known.truth.tokens}")
+        elif event.digest != known.digests[len(self.tokens)]:
+            fail(f"{self.name}: the digest at {len(self.tokens)} is wrong")
+
+    def _end(self, event: Finished) -> None:
+        known, fail = self.known, self._checker.fail
+        self.finished = event
+        if event.token_offset != len(self.tokens) or event.text_offset != len(self.text.encode()):
+            fail(f"{self.name}: the end is at {event.token_offset}, {event.text_offset}; not where the stream is")
+        if event.digest != known.digests[len(self.tokens)]:
+            fail(f"{self.name}: the last digest is wrong")
+        reason = event.reason.value
+        if reason in ("stop", "length"):
+            if len(self.tokens) != len(known.truth.tokens) or reason != known.truth.finish.name.lower():
+                fail(f"{self.name}: {reason} after {len(self.tokens)} tokens of {len(known.truth.tokens)}")
+            if event.usage.completion_tokens != len(self.tokens):
+                fail(f"{self.name}: usage counts {event.usage.completion_tokens} tokens of {len(self.tokens)}")
+        expected = text_of(self.tokens, event.matched_stop)
+        if self.text != expected:
+            fail(f"{self.name}: the text {self.text!r} is not {expected!r}")
+
+
+def text_of(tokens: Sequence[int], matched_stop: str) -> str:
+    """The text of a whole output, by rules written again here."""
+    whole = b"".join(tokenizer().pieces[token] for token in tokens)
+    if matched_stop:
+        whole = whole[: whole.index(matched_stop.encode())]
+    return whole.decode("utf-8", "replace")

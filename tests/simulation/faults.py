@@ -1,0 +1,132 @@
+"""What goes wrong, when and for how long, drawn from a seed. Everything heals."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class Fault(NamedTuple):
+    """`strike` begins it; it ends by itself after `lasts` seconds."""
+
+    at: float
+    lasts: float
+    kind: str
+    subject: str
+    action: Callable[[Any, Fault], None]
+    number: float = 0.0
+
+    def strike(self, world: World) -> None:
+        """It happens."""
+        world.note("fault", str(self))
+        self.action(world, self)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.subject} at {self.at:.3f} for {self.lasts:.3f} ({self.number:.3g})"
+
+
+def _later(world: World, seconds: float, callback: Callable[..., None], *args: Any) -> None:
+    world.loop.at(world.loop.time() + seconds, callback, *args)
+
+
+def _kill(world: World, fault: Fault) -> None:
+    world.kill(fault.subject, crash=fault.number > 0.5)
+    _later(world, fault.lasts, world.restart, fault.subject)
+
+
+def _pause(world: World, fault: Fault) -> None:
+    world.pause(fault.subject)
+    _later(world, fault.lasts, world.resume, fault.subject)
+
+
+def _cut(world: World, fault: Fault) -> None:
+    world.network.cut(*fault.subject.split("-"))
+
+
+def _hold(world: World, fault: Fault) -> None:
+    pair = fault.subject.split("-")
+    world.network.hold(*pair)
+    _later(world, fault.lasts, world.network.heal, *pair)
+
+
+def _jump(world: World, fault: Fault) -> None:
+    world.processes[fault.subject].wall_offset += fault.number
+
+
+def _noise(world: World, fault: Fault) -> None:
+    """Unary calls are lost or delivered twice for a while."""
+    network = world.network
+    network.lose, network.repeat = (fault.number, 0.0) if fault.subject == "lost" else (0.0, fault.number)
+
+    def end() -> None:
+        network.lose = network.repeat = 0.0
+
+    _later(world, fault.lasts, end)
+
+
+def _failover(world: World, fault: Fault) -> None:
+    """The primary is gone and a replica takes over that lacks the last transactions."""
+    world.kill("redis")
+    lost = world.lose(int(fault.number))
+    world.note("redis", f"lost {lost} transactions")
+    world.memory.scripts.clear()
+    _later(world, fault.lasts, world.restart, "redis")
+
+
+KINDS: dict[str, tuple[Callable[[Any, Fault], None], float, float]] = {
+    "kill": (_kill, 0.05, 8.0),
+    "pause": (_pause, 0.05, 25.0),
+    "cut": (_cut, 0.0, 0.0),
+    "hold": (_hold, 0.05, 25.0),
+    "jump": (_jump, 0.0, 0.0),
+    "noise": (_noise, 0.1, 2.0),
+    "failover": (_failover, 0.01, 3.0),
+}
+
+
+def make_faults(chance: random.Random, world: World) -> list[Fault]:
+    """A few faults of the schedule's kinds, in the order of their times."""
+    services = world.settings["services"]
+    weights = world.settings.get("faults", {})
+    kinds = [kind for kind in KINDS if weights.get(kind, 1)]
+    span = chance.choice((0.3, 1.0, 6.0))
+    faults = []
+    for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4))):
+        kind = chance.choice(kinds)
+        action, low, high = KINDS[kind]
+        lasts = low + (high - low) * chance.random() ** 3
+        fault = Fault(
+            chance.uniform(0, span), lasts, kind, _subject(chance, kind, services), action, _number(chance, kind)
+        )
+        faults.append(fault)
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+def _subject(chance: random.Random, kind: str, services: list[str]) -> str:
+    if kind in ("cut", "hold"):
+        pairs = [
+            f"{client}-{server}"
+            for client in (*services, "c0", "c1")
+            for server in (*services, "redis")
+            if client[0] + server[0] in ("cg", "gv", "gk", "kr")
+        ]
+        return chance.choice(pairs)
+    if kind == "noise":
+        return chance.choice(("lost", "repeated"))
+    if kind == "failover":
+        return "redis"
+    if kind in ("kill", "pause"):
+        return chance.choice([*services, "redis"])
+    return chance.choice(services)
+
+
+def _number(chance: random.Random, kind: str) -> float:
+    if kind == "jump":
+        return chance.choice((-1, 1)) * 10 ** chance.uniform(-1, 5)
+    if kind == "failover":
+        return float(chance.choice((0, 1, 2, 4, 8, 16, 64)))
+    return chance.random()

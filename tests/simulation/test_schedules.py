@@ -1,0 +1,39 @@
+"""Simulated schedules: a slice of seeds that another day takes elsewhere, and what the simulation itself promises."""
+
+from __future__ import annotations
+
+import time
+
+from tests.simulation.schedule import run_schedule
+
+SLICE = 250
+
+
+def test_a_rotating_slice_of_schedules_is_clean() -> None:
+    first = int(time.time() // 86_400) * SLICE
+    failed = [outcome for seed in range(first, first + SLICE) if (outcome := run_schedule(seed)).violations]
+    told = [f"python -m bench.simulate --replay {outcome.seed}: {outcome.violations[0]}" for outcome in failed[:5]]
+    assert not failed, "\n".join(told)
+
+
+def test_one_seed_is_one_history() -> None:
+    """To the last callback; so a failing seed can be replayed."""
+    for seed in range(40, 60):
+        first, second = run_schedule(seed), run_schedule(seed)
+        assert first.trace == second.trace
+        assert first.digest == second.digest
+        assert first.tokens == second.tokens
+
+
+def test_schedules_differ() -> None:
+    assert len({run_schedule(seed).digest for seed in range(20)}) == 20
+
+
+def test_schedules_without_faults_end_as_the_law_says() -> None:
+    """Nothing of the checker's patience is needed where nothing goes wrong."""
+    from tests.simulation.schedule import Settings
+
+    for seed in range(100, 130):
+        outcome = run_schedule(seed, Settings(faults=False))
+        assert not outcome.violations, f"seed {seed}: {outcome.violations}"
+        assert outcome.tokens > 0

@@ -1,0 +1,222 @@
+"""The simulated stack: shipped gateways, verifiers and kvstores as processes of one loop, and a Redis in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import grpc.aio
+import redis.asyncio
+
+from hedgerow.engine.config import EngineConfig
+from hedgerow.errors import HedgerowError
+from hedgerow.rpc.interceptors import _guard, _guard_generator
+from services.gateway import __main__ as gateway_main
+from services.gateway.config import GatewayConfig
+from services.gateway.gateway import Gateway
+from services.kvstore import service as kvstore_service
+from services.kvstore.config import KvStoreConfig
+from services.verifier import service as verifier_service
+from services.verifier.config import VerifierServiceConfig
+from tests.simulation import law
+from tests.simulation.calls import Channel
+from tests.simulation.clocks import EPOCH, simulated, take_over_defaults
+from tests.simulation.loop import CURRENT, KILLED, RUNNING, Process, SimLoop
+from tests.simulation.memory_redis import MemoryRedis
+from tests.simulation.redis_link import Pool, RedisServer
+from tests.simulation.wire import Network, SimServer
+
+take_over_defaults()
+NOWHERE = Path("/nonexistent")
+"""The model's folder: nothing of it is read."""
+
+
+class World:
+    """Every process by name. A name that is started again is another process."""
+
+    def __init__(self, seed: int) -> None:
+        self.loop = SimLoop()  # type: ignore[abstract]  # the rest of a loop is not needed
+        self.chance = random.Random(seed)
+        self.network = Network(self.loop, self.chance)
+        self.redis_skew = 0.0
+        self.memory = MemoryRedis(lambda: EPOCH + self.loop.time() + self.redis_skew)
+        self.redis = RedisServer(self.network, self.memory)
+        self.processes: dict[str, Process] = {}
+        self.all: list[Process] = []
+        self.stopping: dict[Process, asyncio.Event] = {}
+        self.gateways: dict[Process, Any] = {}
+        self.engines: dict[Process, Any] = {}
+        self.trace: list[tuple[float, str, str]] = []
+        self.faults: list[str] = []
+        """What no service may do, of whatever kind."""
+        self.settings: dict[str, Any] = {}
+        self.lost = 0
+        """Transactions that Redis forgot."""
+
+    def note(self, who: object, what: str) -> None:
+        """A line of the trace."""
+        self.trace.append((self.loop.time(), str(who), what))
+
+    def start(self, name: str) -> Process:
+        """Start a service by its name: g0, v0, k0, redis."""
+        process = Process(name, self.chance.uniform(0, 1e5), self.chance.uniform(-0.05, 0.05))
+        self.processes[name] = process
+        self.all.append(process)
+        self.note(name, "starts")
+        if name == "redis":
+            self.redis.start(process)
+            return process
+        run = {"g": self._gateway, "v": self._verifier, "k": self._kvstore}[name[0]]
+        self.loop.spawn(process, self._main(process, run))
+        return process
+
+    def kill(self, name: str, *, crash: bool = False) -> None:
+        """SIGKILL, or the machine is gone."""
+        process = self.processes[name]
+        if process.state is not KILLED:
+            self.note(name, "crashes" if crash else "is killed")
+            self.loop.kill(process)
+            self.network.killed(process, crash=crash)
+
+    def restart(self, name: str) -> None:
+        """Start what is dead."""
+        if self.processes[name].state is KILLED:
+            self.start(name)
+
+    def lose(self, count: int) -> int:
+        """Redis forgets its last transactions."""
+        lost = self.memory.lose(count)
+        self.lost += lost
+        return lost
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP."""
+        process = self.processes[name]
+        if process.state is RUNNING:
+            self.note(name, "is stopped")
+            self.loop.pause(process)
+            self.network.paused(process)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        process = self.processes[name]
+        if process.state is not RUNNING and process.state is not KILLED:
+            self.note(name, "goes on")
+            self.loop.resume(process)
+
+    def client(self, name: str) -> Process:
+        """A client's process."""
+        process = Process(name, self.chance.uniform(0, 1e5), self.chance.uniform(-5, 5))
+        self.processes[name] = process
+        self.all.append(process)
+        return process
+
+    def addresses(self, kind: str) -> list[str]:
+        """Services of a kind."""
+        return [name for name in self.settings["services"] if name[0] == kind]
+
+    def is_up(self, name: str) -> bool:
+        """Whether it runs."""
+        return name in self.processes and self.processes[name].state is RUNNING
+
+    async def _main(self, process: Process, run: Callable[[Process], Any]) -> None:
+        try:
+            await run(process)
+            self.note(process, "ends")
+        except HedgerowError as error:
+            self.faults.append(f"{process} ended: {error!r}")
+        finally:
+            if not self.loop.stopping:
+                self.loop.kill(process)
+                self.network.killed(process, crash=False)
+
+    async def _gateway(self, process: Process) -> None:
+        settings = self.settings
+        config = GatewayConfig(
+            verifier=",".join(self.addresses("v")), kvstore=self.addresses("k")[0], model_path=NOWHERE,
+            tenant_secret="secret", **settings["gateway"],
+        )  # fmt: skip
+        await gateway_main.run(config, law.tokenizer())
+
+    def made_gateway(self, *arguments: Any, **named: Any) -> Any:
+        """In place of the gateway's class, to look into it later."""
+        process = CURRENT.get()
+        assert process is not None
+        gateway = self.gateways[process] = Gateway(*arguments, **named)
+        return gateway
+
+    async def _kvstore(self, process: Process) -> None:
+        await kvstore_service.run(KvStoreConfig(redis_url="redis://redis", **self.settings["kvstore"]))
+
+    async def _verifier(self, process: Process) -> None:
+        slow = self.settings["step_seconds"]
+        process.work_seconds = lambda: self.chance.uniform(0.2, 1.0) * slow
+        config = VerifierServiceConfig(model_path=NOWHERE, threads=1, **self.settings["verifier"])
+        await verifier_service.run(config)
+
+    def load(self, config: VerifierServiceConfig, layers: Any) -> Any:
+        """In place of reading a checkpoint."""
+        engine = law.LawEngine(
+            EngineConfig(
+                max_sequences=config.max_sequences, max_waiting=config.max_waiting, pages=64,
+                prefill_rows=config.prefill_rows, run_ahead=config.run_ahead, max_budget=0, default_budget=0,
+                max_context=law.CONTEXT,
+            ),
+            self.chance,
+            self.settings["most_tokens"],
+        )  # fmt: skip
+        process = CURRENT.get()
+        assert process is not None
+        self.engines[process] = engine
+        return verifier_service.Group(law.LawModel(), engine, {}, "")
+
+    async def serve(self, name: str, register: Callable[[Any], None], config: Any, health: Any) -> None:
+        """In place of `hedgerow.rpc.server.serve`: a server on the simulated network until the process is to stop."""
+        process = CURRENT.get()
+        assert process is not None
+        server = SimServer()
+        register(server)
+        methods = {path: _guarded(path, handler) for path, handler in server.methods.items()}
+        self.network.handlers[process] = methods
+        self.network.servers[process.name] = process
+        stopping = self.stopping[process] = asyncio.Event()
+        await stopping.wait()
+        health.drain()
+        del self.network.servers[process.name]
+        await asyncio.sleep(config.grace)
+
+
+def _guarded(path: str, handler: Any) -> Any:
+    """With the shipped interceptor around it."""
+    kind = (
+        "unary_unary" if not (handler.request_streaming or handler.response_streaming)
+        else "stream_stream" if handler.request_streaming else "unary_stream"
+    )  # fmt: skip
+    inner = getattr(handler, kind)
+    guard = _guard_generator if handler.response_streaming else _guard
+    return handler._replace(**{kind: guard(path, inner)})
+
+
+@contextlib.contextmanager
+def patched(world: World, seed: int) -> Iterator[None]:
+    """The edges of the shipped services are the world's."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(simulated(world.loop, seed))
+        stack.enter_context(world.loop.current())
+        edges = (
+            (grpc.aio, "insecure_channel", lambda address, **_: Channel(world.network, address)),
+            (redis.asyncio.ConnectionPool, "from_url", lambda url, **_: Pool(world.network, world.redis)),
+            (gateway_main, "serve", world.serve),
+            (gateway_main, "Gateway", world.made_gateway),
+            (kvstore_service, "serve", world.serve),
+            (verifier_service, "serve", world.serve),
+            (verifier_service, "load", world.load),
+        )
+        for target, name, value in edges:
+            stack.enter_context(mock.patch.object(target, name, value))
+        yield
