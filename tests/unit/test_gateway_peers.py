@@ -399,3 +399,91 @@ async def test_what_the_store_says_is_passed_on() -> None:
         with pytest.raises(NotFound, match="s9"):
             await peer.get("s9")
         assert list(await peer.renew()) == ["s7"]
+
+
+async def test_a_verifier_that_is_draining_is_not_attached_until_it_is_not() -> None:
+    verifier = BreakingVerifier()
+    verifier.draining = True
+    async with verifier_peer(verifier) as (peer, watch):
+        await watch.until(lambda: watch.reports)
+        assert "draining" in str(watch.reports[0])
+        assert (peer.attached, watch.opened) == (False, 0)
+        verifier.draining = False
+        await watch.until(lambda: peer.attached)
+        assert watch.opened == 1
+
+
+async def test_a_verifier_that_begins_to_drain_is_known_to() -> None:
+    verifier = BreakingVerifier()
+    async with verifier_peer(verifier, patience=0.2) as (peer, watch):
+        await watch.until(lambda: peer.attached)
+        assert not peer.draining
+        verifier.draining = True
+        await watch.until(lambda: peer.draining)
+        assert watch.lost == []
+
+
+async def test_a_verifier_that_hangs_with_its_connection_open_is_lost_only_while_it_has_work() -> None:
+    """Nothing breaks then: its sessions waited for as long as it slept."""
+    verifier = BreakingVerifier()
+    async with verifier_peer(verifier, patience=0.4) as (peer, watch):
+        await watch.until(lambda: peer.attached)
+        verifier.gate.clear()  # it answers nothing any more
+        began = time.monotonic()
+        await watch.until(lambda: time.monotonic() - began > 1.0)  # longer than its patience: it has no work
+        assert watch.lost == []
+        watch.work, began = Work(True, True), time.monotonic()
+        await watch.until(lambda: watch.lost)
+        assert 0.3 < time.monotonic() - began < 2
+        assert isinstance(watch.lost[0], Unavailable)
+        assert "said nothing" in watch.lost[0].message
+        assert not peer.attached
+        watch.work = Work(False, False)
+        verifier.gate.set()
+        await watch.until(lambda: peer.attached)
+
+
+async def test_a_verifier_that_steps_or_speaks_is_not_lost() -> None:
+    verifier = BreakingVerifier()
+    async with verifier_peer(verifier, patience=0.4) as (peer, watch):
+        await watch.until(lambda: peer.attached)
+        watch.work = Work(True, True)
+        for _ in range(12):
+            verifier.steps += 1
+            await asyncio.sleep(0.1)
+        assert watch.lost == []
+        await watch.until(lambda: watch.lost)
+        assert "made no step" in watch.lost[0].message
+
+
+async def test_a_kvstore_that_is_gone_is_left_for_the_next_replica() -> None:
+    first, second = BreakingStore(), BreakingStore()
+    first.answering, second.answering = 1, 1000
+    async with (
+        served(add_KvStoreServiceServicer_to_server, first) as one,
+        served(add_KvStoreServiceServicer_to_server, second) as two,
+    ):
+        watch = Watch()
+        peer = StorePeer(f"{one}, {two}", OWNER, 5.0, watch.reports.append)
+        running = asyncio.create_task(peer.run(watch.answers.append, watch.lost.append))
+        try:
+            for offset in range(4):
+                peer.append(append("s1", offset))
+                await watch.until(lambda: not peer.unanswered)
+            assert (peer.address, watch.lost) == (two, [])
+            assert first.taken + second.taken == [0, 1, 2, 3]
+            with pytest.raises(NotFound):
+                await peer.get("s9")  # an answer: nobody is left for it
+            assert peer.address == two
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+            await peer.close()
+
+
+async def test_a_call_that_one_replica_does_not_answer_is_made_at_the_next() -> None:
+    async with served(add_KvStoreServiceServicer_to_server, BreakingStore()) as there:
+        peer = StorePeer(f"localhost:1,{there}", OWNER, 5.0, lambda why: None)
+        assert list(await peer.renew()) == ["s7"]
+        assert peer.address == there
+        await peer.close()
