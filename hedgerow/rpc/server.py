@@ -20,6 +20,7 @@ import grpc.aio
 from hedgerow.rpc import reflection
 from hedgerow.rpc.channel import MESSAGE_LIMIT, MIB
 from hedgerow.rpc.config import ConfigError, variable_of
+from hedgerow.rpc.exposition import Exposition
 from hedgerow.rpc.health import SERVICE as HEALTH_SERVICE
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.interceptors import StatusInterceptor
@@ -49,6 +50,10 @@ class ServerConfig:
     max_concurrent_rpcs: int = field(
         default=4096, metadata={"min": 1, "max": 1_000_000, "help": "calls and streams open at once"}
     )
+    metrics_address: str | None = field(
+        default=None,
+        metadata={"help": "address at which GET /metrics answers Prometheus, host:port, plain HTTP; empty: nowhere"},
+    )
     public_reflection: bool = field(default=False, metadata={"help": "reflection on the service's port too"})
 
 
@@ -57,7 +62,8 @@ async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: 
 
     Prints `ready <name> <port> admin=<port>` on stdout at the first SERVING. From the signal on: NOT_SERVING,
     `health.draining` set, no new calls, `config.grace` seconds for those in flight, then they are cancelled. A second
-    signal ends the process at once. Raises ConfigError where a port cannot be bound.
+    signal ends the process at once. Raises ConfigError where a port cannot be bound. Metrics are served from the start
+    to the end of the drain.
     """
     stopping = _catch_signals()
     public, admin = _new_server(config), _new_server(config)
@@ -70,6 +76,8 @@ async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: 
     if config.public_reflection:
         reflection.add_reflection(public, names)
     port, admin_port = _bind(public, "listen", config.listen), _bind(admin, "admin_listen", config.admin_listen)
+    metrics = Exposition()
+    await metrics.start(config.metrics_address)
     await public.start()
     await admin.start()
     health.start()
@@ -80,6 +88,7 @@ async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: 
     finally:
         announce.cancel()
         await _drain(public, admin, config.grace, health)
+        await metrics.stop()
 
 
 def _catch_signals() -> asyncio.Event:

@@ -16,6 +16,7 @@ from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.streams import FIRST_MESSAGE, until
 from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
 from services.drafter.convert import INCARNATION_BYTES, Limits, batch_from, response_from
+from services.drafter.metrics import DraftMetrics
 
 log = get_log(__name__)
 
@@ -54,6 +55,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self.loaded: Loaded | None = None
         self._draining, self._max_streams, self._first_within = draining, max_streams, first_within
         self._streams = 0
+        self._metrics = DraftMetrics()
 
     async def Describe(
         self, request: drafter_pb2.DrafterServiceDescribeRequest, context: Context
@@ -72,7 +74,9 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                     verifier = _same_verifier(verifier, request.verifier)
                     batch = batch_from(request, loaded.limits)
                     engine = self._enter(loaded) if engine is None else engine
-                    yield response_from(engine.draft(batch))
+                    answer = engine.draft(batch)
+                    self._metrics.count(answer)
+                    yield response_from(answer)
         finally:
             if engine is not None:
                 self._leave(engine, verifier)
@@ -86,10 +90,12 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
             raise Overloaded("drafter streams", self._streams, self._max_streams, retry_after=1.0)
         engine = loaded.new_engine()
         self._streams += 1
+        self._metrics.verifiers(self._streams)
         return engine
 
     def _leave(self, engine: Engine, verifier: bytes) -> None:
         self._streams -= 1
+        self._metrics.verifiers(self._streams)
         engine.drop_all()
         log.info("a verifier left", verifier=verifier.hex(), streams=self._streams)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -16,6 +17,7 @@ from hedgerow.v1 import kvstore_pb2_grpc
 from services.kvstore import convert
 from services.kvstore.cancels import CancelWatch
 from services.kvstore.config import KvStoreConfig
+from services.kvstore.metrics import AppendMetrics
 from services.kvstore.prefixes import Prefixes
 from services.kvstore.store import Store
 from services.kvstore.tail import Followers
@@ -39,6 +41,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     ) -> None:
         self.config, self.store, self.followers = config, store, followers
         self.cancels, self.prefixes, self.draining = cancels, prefixes, draining
+        self.metrics = AppendMetrics()
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serve this on `server`."""
@@ -91,7 +94,10 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         async with aclosing(until(self.draining, requests)) as messages:
             async for request in messages:
                 entries = convert.entries(request, self.config)
-                yield convert.append_response(request.batch_id, entries, await self.store.append(entries))
+                begun = time.perf_counter()
+                answers = await self.store.append(entries)
+                self.metrics.count(entries, answers, time.perf_counter() - begun)
+                yield convert.append_response(request.batch_id, entries, answers)
         if self.draining.is_set():
             raise Unavailable("kvstore", "it is draining; append again elsewhere", retry_after=0.0)
 

@@ -23,6 +23,7 @@ from services.verifier.config import VerifierServiceConfig
 from services.verifier.convert import description
 from services.verifier.defaults import read_defaults
 from services.verifier.loop import StepLoop
+from services.verifier.metrics import watch_drafter, watch_engine
 from services.verifier.peers import DrafterPeer, Patience, Target, ask_feature_layers
 from services.verifier.servicer import Loaded, VerifierServicer
 from services.verifier.vocabulary import read_vocabulary
@@ -58,6 +59,9 @@ async def _work(config: VerifierServiceConfig, servicer: VerifierServicer, healt
     drafter: Drafter = peer or NoDrafter()
     steps = StepLoop(group.engine, drafter, servicer.deliver)
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
+    watch_engine(group.engine.load)
+    if peer is not None:
+        watch_drafter(peer.counters, lambda: peer.connected)
     servicer.loaded = Loaded(described, group.engine, steps.wake, steps.trouble, config.max_budget)
     others = [] if peer is None else [peer.run()]
     await asyncio.gather(_steps(steps, servicer), _drain(servicer, health, config.grace), *others)

@@ -16,6 +16,7 @@ from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.streams import FIRST_MESSAGE, silent
 from hedgerow.v1 import verifier_pb2, verifier_pb2_grpc
 from services.verifier.convert import load_to, refusal, response_to, start_from
+from services.verifier.metrics import StepMetrics
 from services.verifier.streams import GatewayStream, GatewayStreams, Outgoing, Pair
 
 INCARNATION_BYTES = 16
@@ -74,6 +75,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._streams = GatewayStreams(outgoing_limit)
         self._orphan_seconds, self._first_within = orphan_seconds, first_within
         self._orphans: set[asyncio.Task[None]] = set()
+        self._metrics = StepMetrics()
         self._settled = asyncio.Event()
 
     async def Describe(self, request: verifier_pb2.DescribeRequest, context: Context) -> verifier_pb2.DescribeResponse:
@@ -126,6 +128,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
 
     def deliver(self, result: StepResult) -> None:
         """Queues a step's updates, one message a gateway."""
+        self._metrics.count(result)
         self._streams.deliver(result.step_id, result.updates, result.timings)
         if any(update.finish is not Finish.NONE for update in result.updates):
             self._settled.set()

@@ -1,0 +1,260 @@
+"""Metrics and spans: the one place that knows Prometheus and OpenTelemetry.
+
+    APPENDS = telemetry.counter("hedgerow_kvstore_entries", "Entries by their answer.", {"status": STATUSES})
+    APPENDS.add(1, "ok")
+    telemetry.watch("hedgerow_verifier_steps", "Steps.", lambda: engine.load().steps)
+
+Names are `hedgerow_<service>_<what>_<unit>`; a counter's series ends in `_total`. A label's values are listed where the
+metric is made, and what is not listed counts as `other`: no client can make series. Whoever may not know this module
+(the engine, protocol modules) counts in plain numbers, which `watch` reads when somebody looks.
+
+Metrics are served by `hedgerow.rpc.exposition`. Spans go where the process's OpenTelemetry SDK sends them; without an
+SDK they cost under a microsecond and carry a caller's context on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import prometheus_client as prometheus
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from hedgerow.rpc.logs import get_log
+
+log = get_log(__name__)
+
+REGISTRY = CollectorRegistry()
+prometheus.ProcessCollector(registry=REGISTRY)  # CPU, memory, file descriptors
+
+OTHER = "other"
+MOST_SERIES = 256  # of one metric; more is a mistake in the program
+SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Buckets of a duration."""
+_NAME = re.compile(r"hedgerow_[a-z]+(_[a-z]+)+")
+
+Labels = Mapping[str, Sequence[str]]  # per label: all the values that it can have
+Reading = float | Mapping[str, float]  # of a metric with one label: by its value
+Made = TypeVar("Made", prometheus.Counter, prometheus.Gauge, prometheus.Histogram)
+
+
+class _Series(Generic[Made]):
+    """The series of one metric by the values of its labels; all of them are there from the start, at zero."""
+
+    def __init__(self, metric: Made, labels: Labels) -> None:
+        self._metric: Made = metric
+        self._values = list(labels.values())
+        keys = itertools.product(*self._values)
+        self._series: dict[tuple[str, ...], Made] = {key: metric.labels(*key) if key else metric for key in keys}
+        assert len(self._series) <= MOST_SERIES, f"{metric} has {len(self._series)} series"
+
+    def of(self, key: tuple[str, ...]) -> Made:
+        found = self._series.get(key)
+        if found is None:
+            assert len(key) == len(self._values), f"{len(self._values)} labels, not {key}"
+            key = tuple(value if value in known else OTHER for value, known in zip(key, self._values, strict=True))
+            found = self._series[key] = self._metric.labels(*key)
+        return found
+
+
+class Counter(_Series[prometheus.Counter]):
+    """Only goes up."""
+
+    def add(self, amount: float = 1, *labels: str) -> None:
+        """A quarter of a microsecond. Safe for use by several threads."""
+        self.of(labels).inc(amount)
+
+
+class Gauge(_Series[prometheus.Gauge]):
+    """Goes up and down."""
+
+    def set(self, value: float, *labels: str) -> None:
+        """As `Counter.add`."""
+        self.of(labels).set(value)
+
+
+class Histogram(_Series[prometheus.Histogram]):
+    """Counts observations by bucket."""
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Half a microsecond. Safe for use by several threads."""
+        self.of(labels).observe(value)
+
+
+class Tally(Collector):
+    """A histogram of whole numbers with a bucket for each up to `most`, for what is counted many times a step.
+
+    One thread counts: no lock, a tenth of a microsecond.
+    """
+
+    def __init__(self, name: str, text: str, most: int) -> None:
+        self._name, self._text, self._counts, self._sum = name, text, [0] * (most + 1), 0
+
+    def count(self, *values: int) -> None:
+        """What is larger than `most` falls into the last bucket, +Inf, but counts as it is in the sum."""
+        counts, most = self._counts, len(self._counts) - 1
+        for value in values:
+            counts[value if value < most else most] += 1
+        self._sum += sum(values)
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        most = len(self._counts) - 1
+        totals = list(itertools.accumulate(self._counts))
+        buckets = [("+Inf" if n == most else str(float(n)), total) for n, total in enumerate(totals)]
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
+class _Watched(Collector):
+    """Numbers that their owners keep; read when somebody looks."""
+
+    def __init__(self) -> None:
+        self.reads: dict[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, str, _Read]] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        for name, (family, text, label, read) in list(self.reads.items()):
+            try:
+                reading = read()
+            except Exception as error:  # noqa: BLE001  one number that cannot be read must not hide the others
+                log.error("a metric cannot be read", exception=error, name=name)
+                continue
+            metric = family(name, text, labels=[label] if label else [])
+            by_value = reading if isinstance(reading, Mapping) else {"": reading}
+            for value, number in itertools.islice(list(by_value.items()), MOST_SERIES):
+                metric.add_metric([value] if label else [], number)
+            yield metric
+
+
+_Read = Callable[[], Reading]
+_watched = _Watched()
+REGISTRY.register(_watched)
+_made: dict[str, Counter | Gauge | Histogram | Tally] = {}
+
+
+def counter(name: str, text: str, labels: Labels | None = None) -> Counter:
+    """The counter of this name: made once a process, whoever asks."""
+    labels = labels or {}
+    return _once(
+        name, Counter, lambda: Counter(prometheus.Counter(name, text, list(labels), registry=REGISTRY), labels)
+    )
+
+
+def gauge(name: str, text: str, labels: Labels | None = None) -> Gauge:
+    """As `counter`."""
+    labels = labels or {}
+    return _once(name, Gauge, lambda: Gauge(prometheus.Gauge(name, text, list(labels), registry=REGISTRY), labels))
+
+
+def histogram(name: str, text: str, labels: Labels | None = None, buckets: Sequence[float] = SECONDS) -> Histogram:
+    """As `counter`."""
+    labels = labels or {}
+
+    def make() -> Histogram:
+        return Histogram(
+            prometheus.Histogram(name, text, list(labels), registry=REGISTRY, buckets=list(buckets)), labels
+        )
+
+    return _once(name, Histogram, make)
+
+
+def tally(name: str, text: str, most: int) -> Tally:
+    """As `counter`."""
+
+    def make() -> Tally:
+        made = Tally(name, text, most)
+        REGISTRY.register(made)
+        return made
+
+    return _once(name, Tally, make)
+
+
+def watch(name: str, text: str, read: _Read, label: str = "", *, goes_down: bool = False) -> None:
+    """Exports a number that its owner keeps: a counter, or a gauge where it `goes_down`.
+
+    `read` is called at each look, in the event loop; with a `label` it gives a mapping from that label's values, which
+    the program decides, never a client. A second watch of a name takes the place of the first.
+    """
+    _check(name)
+    assert name not in _made, f"{name} is there"
+    _watched.reads[name] = (GaugeMetricFamily if goes_down else CounterMetricFamily, text, label, read)
+
+
+def value(name: str, **labels: str) -> float:
+    """What a look would show of one series; 0 where it is not there. For tests and logs."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+Kind = TypeVar("Kind", Counter, Gauge, Histogram, Tally)
+
+
+def _once(name: str, kind: type[Kind], make: Callable[[], Kind]) -> Kind:
+    _check(name)
+    made = _made.get(name)
+    if made is None:
+        made = _made[name] = make()
+    assert isinstance(made, kind), f"{name} is a {type(made).__name__}"
+    return made
+
+
+def _check(name: str) -> None:
+    assert _NAME.fullmatch(name), f"{name} is not hedgerow_<service>_<what>_<unit>"
+
+
+# Spans
+
+Attribute = str | int | float | bool
+_TRACER = trace.get_tracer("hedgerow")  # a proxy: an SDK that is set up later is used from then on
+_FORMAT = TraceContextTextMapPropagator()
+
+
+def begin(name: str, parent: str = "", links: Sequence[str] = (), **attributes: Attribute) -> Span:
+    """A span that `end` ends, for what does not fit a `with`: a request that outlives calls and owners.
+
+    `parent` and `links` are traceparents ("" for none): what caused it, and what it goes on from, such as the request
+    that a resumed one continues.
+    """
+    context = _FORMAT.extract({"traceparent": parent}) if parent else None
+    linked = [trace.get_current_span(_FORMAT.extract({"traceparent": link})).get_span_context() for link in links]
+    made = [trace.Link(each) for each in linked if each.is_valid]
+    kind = SpanKind.SERVER if parent else SpanKind.INTERNAL
+    return _TRACER.start_span(name, context, kind, attributes, made)
+
+
+def end(span: Span, error: BaseException | None = None) -> None:
+    """Ends a span, as failed where there is an `error`."""
+    if error is not None:
+        span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+    span.end()
+
+
+@contextmanager
+def span(name: str, parent: str = "", links: Sequence[str] = (), **attributes: Attribute) -> Iterator[Span]:
+    """A span around a block; an exception marks it as failed and goes on."""
+    opened = begin(name, parent, links, **attributes)
+    try:
+        yield opened
+    except BaseException as error:
+        end(opened, error)
+        raise
+    else:
+        end(opened)
+
+
+def event(span: Span, name: str, **attributes: Attribute) -> None:
+    """Something that happened within a span: an attach, a fail-over, a first token. Never one a step."""
+    if span.is_recording():
+        span.add_event(name, attributes)
+
+
+def traceparent(span: Span) -> str:
+    """What goes into a message, so that the receiver's spans belong to this one; "" where there is no trace."""
+    carrier: dict[str, str] = {}
+    _FORMAT.inject(carrier, trace.set_span_in_context(span))
+    return carrier.get("traceparent", "")

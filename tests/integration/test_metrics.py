@@ -1,0 +1,165 @@
+"""Real processes show their numbers at /metrics, and the numbers are those of what was done."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from hedgerow.cli.child import Child
+from hedgerow.cli.embedded_redis import EmbeddedRedis
+from hedgerow.cli.ports import free_ports
+from hedgerow.engine.types import Finish, StepResult, StepStats, StepTimings, Update
+from hedgerow.v1 import common_pb2
+from services.verifier.metrics import StepMetrics
+from tests.attach import TestGateway
+from tests.kvstore_calls import Session, gateway_on
+from tests.processes import address, service
+from tests.stack import Models
+
+SAMPLING = common_pb2.SamplingParams(temperature=1, seed=5, max_tokens=40, ignore_eos=True)
+# labels whose values the program decides
+LABELS = {"finish", "reason", "outcome", "status", "le"}
+STANDARD = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
+
+Numbers = dict[str, float]
+
+
+async def look(port: int) -> Numbers:
+    """All series, named as they are shown."""
+
+    def read() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    lines = [line for line in (await asyncio.to_thread(read)).splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def moved(before: Numbers, after: Numbers) -> Numbers:
+    return {name: value - before.get(name, 0) for name, value in after.items()}
+
+
+def check_names(numbers: Numbers, name: str) -> None:
+    """Of the house, and with no label that a client could fill."""
+    assert numbers.keys() >= STANDARD
+    for series in numbers.keys() - STANDARD:
+        assert series.startswith((f"hedgerow_{name}_", "process_")), series
+        assert set(re.findall(r'(\w+)="', series)) <= LABELS, series
+    assert len(numbers) < 600
+
+
+@pytest.fixture(scope="module")
+def ports() -> list[int]:
+    return list(free_ports(3))
+
+
+@pytest.fixture(scope="module")
+def drafter(tiny: Models, ports: list[int]) -> Iterator[Child]:
+    with service(
+        "drafter", model_path=tiny.drafter, target_path=tiny.target, metrics_address=f"127.0.0.1:{ports[0]}"
+    ) as child:
+        yield child
+
+
+@pytest.fixture(scope="module")
+def verifier(tiny: Models, drafter: Child, ports: list[int]) -> Iterator[Child]:
+    with service(
+        "verifier",
+        model_path=tiny.target,
+        model_name="counted",
+        drafter=address(drafter),
+        metrics_address=f"127.0.0.1:{ports[1]}",
+    ) as child:
+        yield child
+
+
+async def test_verifier_and_drafter_count_steps_tokens_trees_and_attachments(verifier: Child, ports: list[int]) -> None:
+    async with TestGateway(address(verifier)) as gateway:
+        await gateway.start("warm", [1, 2, 3], SAMPLING)  # the drafter is there from some step on
+        await gateway.finished(["warm"])
+        before, drafted = await look(ports[1]), await look(ports[0])
+        load = await gateway.load()
+        for n in range(4):
+            await gateway.start(f"s{n}", [1, 2, n], SAMPLING, budget=6)
+        await gateway.finished([f"s{n}" for n in range(4)])
+        gateway.tokens["again"] = [7, 8, 9]
+        await gateway.start("again", [1, 2, 3], SAMPLING, attempt=2, committed=[7, 8, 9])
+        await gateway.finished(["again"])
+        now = await gateway.load()
+    did = moved(before, await look(ports[1]))
+    check_names(did, "verifier")
+    v = "hedgerow_verifier"
+    assert did[f"{v}_tokens_total"] == now.tokens - load.tokens == 4 * 40 + 37
+    assert did[f"{v}_steps_total"] >= now.steps - load.steps > 0
+    assert did[f"{v}_step_seconds_count"] == did[f"{v}_forward_seconds_count"] == did[f"{v}_steps_total"]
+    assert 0 < did[f"{v}_forward_seconds_sum"] < did[f"{v}_step_seconds_sum"]
+    assert did[f'{v}_ends_total{{finish="length"}}'] == 5
+    assert (did[f"{v}_rebuilds_total"], did[f"{v}_adoptions_total"]) == (1, 0)
+    assert did[f"{v}_batch_sequences_sum"] >= did[f"{v}_batch_sequences_count"] > 0
+    assert did[f"{v}_accepted_nodes_count"] > 20
+    assert did[f'{v}_drafts_total{{outcome="answered"}}'] > 20
+    trees = moved(drafted, await look(ports[0]))
+    check_names(trees, "drafter")
+    assert trees["hedgerow_drafter_forward_seconds_count"] >= did[f'{v}_drafts_total{{outcome="answered"}}']
+    assert trees["hedgerow_drafter_nodes_total"] >= did[f"{v}_accepted_nodes_count"]
+    assert trees["hedgerow_drafter_request_trees_sum"] >= did[f"{v}_accepted_nodes_count"]
+
+
+async def test_an_adoption_is_counted(verifier: Child, ports: list[int]) -> None:
+    endless = common_pb2.SamplingParams(temperature=1, seed=5, max_tokens=2000, ignore_eos=True)
+    before = await look(ports[1])
+    async with TestGateway(address(verifier), acknowledge=False) as gateway:
+        await gateway.start("adopted", [1, 2, 3], endless)
+        await gateway.seen("adopted", 512)
+        await gateway.start("adopted", [1, 2, 3], endless, attempt=2, committed=gateway.tokens["adopted"][:512])
+        await gateway.seen("adopted", 600)
+        did = moved(before, await look(ports[1]))
+        await gateway.cancel("adopted", attempt=2)
+        await gateway.finished(["adopted"])
+    assert (did["hedgerow_verifier_adoptions_total"], did["hedgerow_verifier_rebuilds_total"]) == (1, 0)
+
+
+async def test_the_kvstore_counts_appends_by_answer(ports: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
+    with (
+        EmbeddedRedis(tmp_path_factory.mktemp("redis")) as redis,
+        service("kvstore", redis_url=redis.url, metrics_address=f"127.0.0.1:{ports[2]}") as child,
+    ):
+        log = list(range(20))
+        async with gateway_on(int(address(child).rpartition(":")[2])) as gateway:
+            one, two = await gateway.create(Session()), await gateway.create(Session())
+            before = await look(ports[2])
+            await gateway.append(one.entry(log, 0, 5), two.entry(log, 0, 7))
+            await gateway.append(one.entry(log, 9, 12))
+            await gateway.append(two.entry(log, 7, 8, lease=common_pb2.Lease(epoch=1, owner=b"o" * 16)))
+            did = moved(before, await look(ports[2]))
+    check_names(did, "kvstore")
+    k = "hedgerow_kvstore"
+    assert (did[f"{k}_append_seconds_count"], did[f"{k}_append_entries_sum"]) == (3, 4)
+    statuses = {status: did[f'{k}_appends_total{{status="{status}"}}'] for status in ("ok", "gap", "fenced", "gone")}
+    assert statuses == {"ok": 2, "gap": 1, "fenced": 1, "gone": 0}
+    assert did[f"{k}_tokens_total"] == 12
+
+
+def test_a_steps_counting_takes_a_few_microseconds() -> None:
+    """At 16 sequences; a step of this machine's smallest model is a millisecond."""
+    stats = StepStats(step_id=1, budget=8, tree_nodes=8, accepted=3, emitted=4, batch_sequences=16, batch_rows=144)
+    updates = [Update(b"", f"s{n}", 1, 1, 0, (1, 2), Finish.NONE, stats=stats) for n in range(16)]
+    result, metrics = StepResult(1, updates, StepTimings(1, 2, 3, 4, 5)), StepMetrics()
+    best = 1.0
+    for _ in range(20):
+        begun = time.perf_counter()
+        for _ in range(100):
+            metrics.count(result)
+        best = min(best, (time.perf_counter() - begun) / 100)
+    assert best < 20e-6, f"{best * 1e6:.1f} us"
+
+
+async def test_nothing_listens_where_no_address_is_configured(tiny: Models) -> None:
+    with service("verifier", model_path=tiny.target, model_name="silent") as child:
+        assert not any("event=metrics" in line for line in child.lines())
