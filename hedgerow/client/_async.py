@@ -149,7 +149,7 @@ class AsyncClient:
 
     def _wired(self, asked: pb.GenerateRequest | pb.ResumeRequest, options: Options | dict[str, Any]) -> Stream:
         check_size(asked)
-        leave_running = options.get("leave_running") or False
+        leave_running = False if options.get("leave_running") is None else options["leave_running"]
         if not isinstance(leave_running, bool) or (leave_running and not asked.detach):
             raise InvalidRequest("leave_running", leave_running, "True or False, and not True beside detach=False")
         timeout = seconds("timeout", options.get("timeout"))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc.aio
 import pytest
 
 from hedgerow.client import AsyncClient, Client, Message, Retry
+from hedgerow.client._convert import KNOWN
 from hedgerow.client._fields import MESSAGE_LIMIT
-from hedgerow.errors import Cancelled, InvalidRequest, Overloaded, Unsupported
+from hedgerow.errors import Cancelled, HedgerowError, InvalidRequest, Overloaded, Unsupported
 from tests.unit.client_gateway import finished, gateway, started
 
 NOWHERE = "localhost:1"
@@ -167,3 +171,66 @@ def test_a_closed_client_says_so() -> None:
     client.close()
     with pytest.raises(Cancelled, match="the client is closed"):
         client.models()
+
+
+ODD: list[Any] = [
+    None, -1, 0, 1 << 70, 1.5, math.nan, math.inf, True, "", "x", LONE, "a\0b", b"", b"x", [], [None], (1,), {},
+    {"a": 1}, {1}, object(), iter([1]), range(3), 10**400, "x" * 200, int, 1j,
+]  # fmt: skip
+POSITION = ("token_offset", "digest", "text_offset", "timeout", "detach", "leave_running")
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:20])
+async def test_whatever_is_given_an_error_is_one_of_ours(value: Any) -> None:
+    """With nobody there: what is accepted ends as Unavailable."""
+    client = AsyncClient(NOWHERE, retry=Retry.never())
+    options = [*KNOWN, "no_such_option"]
+    calls: list[Callable[[], Any]] = [
+        *(partial(client.generate, "x", **{name: value}) for name in options),  # type: ignore[arg-type]
+        *(partial(client.chat, [{"role": "user", name: value}]) for name in Message.__dataclass_fields__),
+        *(partial(client.resume, "s", **{name: value}) for name in POSITION),
+        *(partial(Retry, **{name: value}) for name in Retry.__dataclass_fields__),
+        *(partial(AsyncClient, NOWHERE, **{name: value}) for name in ("retry", "tenant", "timeout")),
+        *(partial(call, value) for call in (client.generate, client.chat, client.resume, AsyncClient)),
+        *(partial(call, value) for call in (client.cancel, client.get_session, client.delete_session, client.tokenize)),
+        *(partial(call, [value]) for call in (client.generate, client.chat, client.tokenize, AsyncClient)),
+        partial(client.chat, [{"role": "user", "tool_calls": [value]}]), partial(client.chat, [], thinking=value),
+        partial(client.tokenize, "x", model=value), partial(client.tokenize, [], thinking=value),
+    ]  # fmt: skip
+    for call in calls:
+        try:
+            answer = call()
+            if inspect.isawaitable(answer):
+                await answer
+        except HedgerowError as error:
+            str(error)
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "limit"),
+    [
+        ({"token_offset": -1}, "token_offset", r"a whole number in \[0, 4294967295\]"),
+        ({"token_offset": 1 << 32}, "token_offset", r"a whole number in \[0, 4294967295\]"),
+        ({"text_offset": -1}, "text_offset", r"a whole number in \[0, 18446744073709551615\]"),
+        ({"token_offset": None}, "token_offset", "given"), ({"digest": b"short"}, "digest", "16 bytes, or none"),
+        ({"digest": "d" * 16}, "digest", "16 bytes, or none"), ({"session_id": ""}, "session_id", "the id"),
+        ({"timeout": 0}, "timeout", "seconds, more than 0"), ({"leave_running": 1}, "leave_running", "True or False"),
+        ({"detach": False, "leave_running": True}, "leave_running", "not True beside detach=False"),
+    ],
+)  # fmt: skip
+def test_a_position_that_cannot_be_is_refused(given: dict[str, Any], field: str, limit: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^{field}: .* is not allowed: .*{limit}"):
+        AsyncClient(NOWHERE).resume(**{"session_id": "s1"} | given)
+
+
+def test_addresses_and_tenants_that_cannot_be_are_refused() -> None:
+    for address in ([], [""], "a:1,,b:2", ["a:1", 5], {"a:1"}, ["a\nb"], ","):
+        with pytest.raises(InvalidRequest, match=r"^address: "):
+            AsyncClient(address)  # type: ignore[arg-type]
+    assert AsyncClient(" a:1 , b:2,a:1").addresses == AsyncClient(("a:1", "b:2")).addresses == ("a:1", "b:2")
+    for tenant in ("two words", "ä", "t" * 129, None, b"t"):
+        with pytest.raises(InvalidRequest, match=r"^tenant: "):
+            AsyncClient(NOWHERE, tenant=tenant)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"^tenant: 'b' is not allowed: that of the client, 'a', or none"):
+        AsyncClient(NOWHERE, tenant="a").generate("x", tenant="b")
+    AsyncClient(NOWHERE, tenant="a").generate("x", tenant="a")
