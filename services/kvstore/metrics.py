@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from hedgerow.rpc import telemetry
 from services.kvstore.records import Answer, Entry, Status
@@ -33,3 +34,19 @@ class AppendMetrics:
         for status, count in by_status.items():
             self._statuses.add(count, status.name.lower())
         self._tokens.add(tokens)
+
+
+class Redis(Protocol):
+    """What the runner counts."""
+
+    exchanges: int
+    silences: int
+    shortfalls: int
+
+
+def watch_redis(runner: Redis) -> None:
+    """Exports the runner's counters."""
+    name = "hedgerow_kvstore_redis"
+    telemetry.watch(f"{name}_exchanges", "Round trips to Redis, whoever asked.", lambda: runner.exchanges)
+    telemetry.watch(f"{name}_silences", "Round trips without an answer in time.", lambda: runner.silences)
+    telemetry.watch(f"{name}_shortfalls", "Writes that too few replicas had in time.", lambda: runner.shortfalls)

@@ -59,6 +59,7 @@ class Runner:
 
     def __init__(self, topology: Topology, *, timeout: float, wait: Wait = Wait()) -> None:  # noqa: B008  (it is frozen)
         self.topology, self.timeout, self.wait = topology, timeout, wait
+        self.exchanges = self.silences = self.shortfalls = 0  # round trips; those without an answer; WAITs unsatisfied
 
     async def close(self) -> None:
         """Close every connection that is not in use."""
@@ -145,8 +146,8 @@ class Runner:
             sending.again += group if once_more else ()
             return
         shortfall = self._shortfall(replies) if durable else None
-        replies = [reply for reply, words in zip(replies, commands, strict=True) if words != (b"ASKING",)]
-        for i, reply in zip(group, replies, strict=False):
+        own = [reply for reply, words in zip(replies, commands, strict=False) if words != (b"ASKING",)]
+        for i, reply in zip(group, own, strict=True):
             self._take(sending, node, i, reply, shortfall)
 
     def _take(self, sending: _Sending, node: Node, i: int, reply: Any, shortfall: Unavailable | None) -> None:
@@ -165,10 +166,12 @@ class Runner:
 
     async def _exchange(self, node: Node, commands: Sequence[Sequence[bytes]], deadline: float) -> Any:
         """The replies, or what went wrong."""
+        self.exchanges += 1
         try:
             async with asyncio.timeout_at(deadline):
                 return await node.exchange(commands)
         except TimeoutError:
+            self.silences += 1
             return self._silent()
         except RedisConnectionError as error:
             await node.close()  # what was idle broke with it
@@ -193,6 +196,7 @@ class Runner:
             return _away(written if isinstance(written, Exception) else count)
         if count >= self.wait.replicas:
             return None
+        self.shortfalls += 1
         why = f"{count} of {self.wait.replicas} replicas have it after {self.wait.ms} ms"
         return Unavailable("redis", why, RETRY_AFTER)
 

@@ -13,6 +13,7 @@ from services.kvstore.cancels import CancelWatch
 from services.kvstore.config import KvStoreConfig
 from services.kvstore.fitness import Fitness
 from services.kvstore.index import Index
+from services.kvstore.metrics import watch_redis
 from services.kvstore.owners import Owners
 from services.kvstore.prefixes import Prefixes
 from services.kvstore.runner import Runner, Wait
@@ -30,6 +31,7 @@ async def run(config: KvStoreConfig) -> None:
     store = Store(runner, index, owners, tombstone=config.tombstone_ms)
     followers = Followers(store, config.tail_poll_ms / 1000)
     cancels = CancelWatch(runner, store.marked)
+    watch_redis(runner)
     fitness = Fitness(runner, config.redis_wait_replicas)
     health = Health([SERVICE], {"redis": fitness.check}, timeout=2 * config.redis_timeout)
     servicer = KvStoreServicer(config, store, followers, cancels, Prefixes(runner), health.draining)

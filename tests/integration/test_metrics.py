@@ -144,6 +144,8 @@ async def test_the_kvstore_counts_appends_by_answer(ports: list[int], tmp_path_f
     statuses = {status: did[f'{k}_appends_total{{status="{status}"}}'] for status in ("ok", "gap", "fenced", "gone")}
     assert statuses == {"ok": 2, "gap": 1, "fenced": 1, "gone": 0}
     assert did[f"{k}_tokens_total"] == 12
+    assert did[f"{k}_redis_exchanges_total"] >= 3
+    assert (did[f"{k}_redis_silences_total"], did[f"{k}_redis_shortfalls_total"]) == (0, 0)
 
 
 def test_a_steps_counting_takes_a_few_microseconds() -> None:
