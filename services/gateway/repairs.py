@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from hedgerow.errors import Fenced, HedgerowError, InvariantViolation, Unavailable
+from hedgerow.errors import Fenced, HedgerowError, InvariantViolation, SessionDeleted, Unavailable
 from hedgerow.rpc.logs import get_log
-from services.gateway.messages import Granted, State
+from services.gateway.messages import Appended, AppendStatus, Granted, State
 from services.gateway.ports import Counts, Leases, Store
 from services.gateway.session import Session
 
@@ -44,12 +44,26 @@ class Repairs:
         self._host, self._store, self._leases = host, store, leases
         self._counts, self._now_ns = counts, now_ns
 
-    def behind(self, session: Session, state: State) -> None:
-        """The store has less than it had: append again from there."""
-        if not self._may_go_on(session, state):
-            return
-        self._counts.repairs += 1
-        self._append_again(session, state)
+    def refused(self, session: Session, result: Appended) -> None:
+        """An append was not taken."""
+        status, state = result.status, result.state
+        if status is AppendStatus.FINISHED:
+            self._host.ended(session, state)
+        elif status is AppendStatus.GAP:
+            if self._may_go_on(session, state):
+                self._counts.repairs += 1
+                self._append_again(session, state)
+        elif status in (AppendStatus.NOT_FOUND, AppendStatus.FORGOTTEN):
+            self.take_again(session, session.epoch)
+        elif status is AppendStatus.UNAVAILABLE:
+            self._host.failed(session, Unavailable("kvstore", "it cannot take writes now"))
+        elif status is AppendStatus.GONE:
+            self._host.failed(session, SessionDeleted(session.id))
+        elif status is AppendStatus.FENCED:
+            self._host.failed(session, Fenced(session.id, session.epoch, state.epoch))
+        else:
+            wrong = InvariantViolation(f"session {session.id}: {status.name} at {session.acked}")
+            self._host.failed(session, wrong)
 
     def take_again(self, session: Session, floor: int) -> None:
         """The store has forgotten this session's epoch, or a verifier has seen a higher one: take it above `floor`."""

@@ -90,7 +90,7 @@ class Session:
         self.repairing = False  # a new lease is on its way: nothing is appended meanwhile
         self.repairs = 0  # since the store took an append
         self.moved = False  # a verifier that had taken it was lost
-        self.heard = False  # the verifier has said something under this attempt
+        self.heard_at: float | None = None  # when the verifier last said something under this attempt
         self.best_effort_from: int | None = None  # tokens from here on are another fingerprint's
         self.error: HedgerowError | None = None
         self.timings: Timings | None = None
@@ -191,6 +191,11 @@ class Session:
         if state.length != self.acked:
             self.error = Fenced(self.id, self.epoch, state.epoch)
         self._stop()
+
+    @property
+    def may_be_held(self) -> bool:
+        """Whether its verifier may rightly say nothing more: not all of its tokens are acknowledged, or it is over."""
+        return self.end is not None or self.told < len(self.tokens)
 
     @property
     def is_new(self) -> bool:

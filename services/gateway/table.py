@@ -17,7 +17,6 @@ from hedgerow.errors import (
     InvariantViolation,
     NotFound,
     Overloaded,
-    SessionDeleted,
     Unavailable,
 )
 from services.gateway.messages import Append, Appended, AppendStatus, State, Stored, Timings, Update
@@ -30,6 +29,9 @@ from services.gateway.verifiers import Verifiers, Work
 
 # Seconds after its deadline at which a session is ended here, where its verifier has not done so in its own step.
 LATE = 0.2
+# Seconds for which a verifier may say nothing of a session that it runs, until the lease is checked, and until it is
+# asked for the session again.
+QUIET, STALLED = 5.0, 15.0
 
 
 class SessionTable:
@@ -125,7 +127,7 @@ class SessionTable:
             if session is None or session.repairing:
                 continue  # it failed, or is appended again, while its append was on its way
             if result.status is not AppendStatus.OK:
-                self._refused(session, result)
+                self._repairs.refused(session, result)
                 continue
             session.acknowledge(result.state, now)
             session.repairs = 0
@@ -174,6 +176,8 @@ class SessionTable:
             deadline = session.options.deadline
             if deadline is not None and now >= deadline + (LATE if self._verifiers.is_placed(session) else 0.0):
                 self.cancel(session, Finish.DEADLINE)
+            elif session.heard_at is not None and now - session.heard_at >= QUIET and not session.may_be_held:
+                self._doubt(session, now)
             elif session.held_since is not None and now - session.held_since > self._patience:
                 behind = session.acked - max((reader.cursor for reader in session.readers), default=0)
                 self.cancel(session, Finish.ERROR, Overloaded("the client's stream", behind, self._lag, 1.0))
@@ -183,6 +187,16 @@ class SessionTable:
         now = self._now_ns()
         old = [s for s in self.sessions.values() if s.end is None and s.settled and now - s.appended_ns >= age * 1e9]
         self._append([session.refresh(now) for session in old if not session.pausing and not session.repairing])
+
+    def _doubt(self, session: Session, now: float) -> None:
+        """Its verifier speaks to others, and not about this session: it may be another gateway's by now, which only the
+        store knows; if it is not, the verifier is asked for it again.
+        """
+        assert session.heard_at is not None
+        if now - session.heard_at >= STALLED:
+            self._verifiers.attach(session, Unavailable("verifier", "it does not go on with the session"))
+        elif now - session.appended_ns / 1e9 >= QUIET and session.settled and not session.pausing:
+            self._append([session.refresh(self._now_ns())])
 
     def _extend(self, update: Update, timings: Timings, now_ns: int) -> Append | None:
         session = self.sessions.get(update.session_id)
@@ -194,7 +208,7 @@ class SessionTable:
         ):
             self.counts.dropped += 1
             return None
-        session.heard = True
+        session.heard_at = self._clock()
         if update.error is not None and self._goes_on(session, update.error):
             return None
         known = len(session.tokens)
@@ -225,6 +239,7 @@ class SessionTable:
 
     def _begin(self, session: Session) -> Session:
         self.sessions[session.id] = session
+        session.appended_ns = self._now_ns()  # the store counts from the lease on
         self._verifiers.attach(session)
         return session
 
@@ -260,23 +275,6 @@ class SessionTable:
             session.held_since = None
         elif session.held_since is None:
             session.held_since = self._clock()
-
-    def _refused(self, session: Session, result: Appended) -> None:
-        status, state = result.status, result.state
-        if status is AppendStatus.FINISHED:
-            self.ended(session, state)
-        elif status is AppendStatus.GAP:
-            self._repairs.behind(session, state)
-        elif status in (AppendStatus.NOT_FOUND, AppendStatus.FORGOTTEN):
-            self._repairs.take_again(session, session.epoch)
-        elif status is AppendStatus.UNAVAILABLE:
-            self.failed(session, Unavailable("kvstore", "it cannot take writes now"))
-        elif status is AppendStatus.GONE:
-            self.failed(session, SessionDeleted(session.id))
-        elif status is AppendStatus.FENCED:
-            self.failed(session, Fenced(session.id, session.epoch, state.epoch))
-        else:
-            self.failed(session, InvariantViolation(f"session {session.id}: {status.name} at {session.acked}"))
 
     def continued(self, session: Session) -> None:
         """See repairs.Host."""

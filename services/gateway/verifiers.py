@@ -88,7 +88,7 @@ class Verifiers:
         """Place a session under a new attempt, now or later. `error`: why its verifier does not go on with it."""
         before = self._remove(session)
         session.attempt += 1
-        session.heard = False
+        session.heard_at = None
         if error is not None:
             self.counts.refused += 1
             self._note(session, error, before)
@@ -102,7 +102,7 @@ class Verifiers:
         for session in list(self._running[verifier.address].values()):
             self._remove(session)
             session.attempt += 1
-            session.heard, session.moved = False, True
+            session.heard_at, session.moved = None, True
             self.counts.failed_over += 1
             self._note(session, error, None)
             self._waiting[session.id] = session
@@ -143,8 +143,8 @@ class Verifiers:
 
     def work(self, verifier: Verifier) -> Work:
         """What it should be doing. A sequence whose tokens are not all acknowledged may rightly be held."""
-        free = [s for s in self._running[verifier.address].values() if s.end is None and s.told >= len(s.tokens)]
-        return Work(bool(free), any(session.heard for session in free))
+        free = [session for session in self._running[verifier.address].values() if not session.may_be_held]
+        return Work(bool(free), any(session.heard_at is not None for session in free))
 
     def sweep(self) -> list[tuple[Session, HedgerowError]]:
         """Place what waits; gives the sessions for which that is over, and why."""

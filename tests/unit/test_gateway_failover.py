@@ -8,6 +8,7 @@ from hedgerow.errors import Fenced, HedgerowError, Internal, InvalidRequest, Ove
 from services.gateway.messages import Appended, AppendStatus, Granted, State
 from services.gateway.session import Options, Session
 from services.gateway.silence import Silence
+from services.gateway.table import QUIET, STALLED
 from services.gateway.types import Fingerprint
 from services.gateway.verifiers import FIRST_DELAY, LAST_DELAY, MAX_FAULTS, Policy, Work
 from tests.unit.gateway_peers import (
@@ -395,3 +396,32 @@ def test_a_session_whose_store_and_verifier_are_away_waits_for_both() -> None:
     bench.acknowledge()
     assert bench.store.tokens["s1"] == [1, 2]
     bench.table.appended([Appended("s1", AppendStatus.OK, State())])  # nobody's any more
+
+
+def test_a_session_that_its_verifier_no_longer_speaks_of_is_checked_and_asked_for() -> None:
+    """A gateway that was paused beyond its lease does not know that another one attached the session there."""
+    bench = Bench()
+    session = bench.begin()
+    bench.step(update(session, [1]))
+    bench.acknowledge()
+    bench.later(QUIET - 1)
+    assert bench.store.messages == 1
+    bench.later(1)
+    assert bench.store.messages == 2
+    bench.acknowledge()
+    bench.later(1)
+    assert (bench.store.messages, len(bench.engine.starts)) == (2, 1)
+    bench.later(STALLED)
+    assert [(s.attempt, s.committed) for s in bench.engine.starts] == [(1, []), (2, [1])]
+    bench.store.states["s1"] = bench.store.states["s1"]._replace(epoch=2)
+    bench.step(update(session, [2]))
+    bench.later(QUIET)
+    bench.acknowledge()
+    assert isinstance(session.error, Fenced)
+
+
+def test_a_session_that_waits_in_a_queue_is_not_doubted() -> None:
+    bench = Bench()
+    bench.begin()
+    bench.later(1000)
+    assert (bench.store.messages, len(bench.engine.starts)) == (0, 1)
