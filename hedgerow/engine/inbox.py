@@ -44,7 +44,8 @@ class Limits(NamedTuple):
 class Inbox:
     """Starts, cancels and committed offsets in the order of their calls. Safe for use by several threads.
 
-    Keeps the (epoch, attempt) of every session that is queued or held, so that a fenced caller is refused at once.
+    Keeps the (epoch, attempt) of every session that is queued or held, and whose it is, so that a fenced caller is
+    refused at once.
     """
 
     def __init__(self, config: EngineConfig, limits: Limits, scheduler: Scheduler) -> None:
@@ -52,6 +53,7 @@ class Inbox:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._pairs: dict[str, Pair] = {}
+        self._owners: dict[str, bytes] = {}
         self._messages: deque[AttachedSequence | Cancel | Committed] = deque()
         self._starts = 0  # among the messages
 
@@ -71,19 +73,22 @@ class Inbox:
     def start(self, start: Start) -> None:
         """Queues a sequence. The same (epoch, attempt) again changes nothing; a higher one goes on with the one held.
 
-        Raises InvalidRequest; Fenced when a higher pair is held; Overloaded when the queue is full, but never for a
+        Raises InvalidRequest; Fenced when a higher pair is held, or an equal one of another owner: a store that forgot
+        a session may grant an epoch twice; Overloaded when the queue is full, but never for a
         session that has its place here.
         """
         sequence = self._checked(start)
         with self._lock:
             held = self._pairs.get(start.session_id)
             if held == sequence.pair:
+                if self._owners[start.session_id] != start.owner:
+                    raise fenced(start.session_id, sequence.pair, held)
                 return
             self._fence(start.session_id, sequence.pair)
             limit = self._config.max_waiting + self._scheduler.free_places
             if held is None and self.waiting >= limit:
                 raise Overloaded("the waiting queue", self.waiting, limit, self._scheduler.retry_after)
-            self._pairs[start.session_id] = sequence.pair
+            self._pairs[start.session_id], self._owners[start.session_id] = sequence.pair, start.owner
             self._starts += 1
             self._messages.append(sequence)
 
@@ -116,7 +121,7 @@ class Inbox:
         """The sequence has ended. A newer attempt that is queued stays."""
         with self._lock:
             if self._pairs.get(sequence.start.session_id) == sequence.pair:
-                del self._pairs[sequence.start.session_id]
+                del self._pairs[sequence.start.session_id], self._owners[sequence.start.session_id]
 
     def _fence(self, session_id: str, pair: Pair) -> None:
         held = self._pairs.get(session_id)

@@ -172,6 +172,23 @@ def test_an_older_attempt_is_fenced_and_a_newer_one_replaces_it(rig: Rig) -> Non
     assert held.committed == 2, "an old attempt's offset must not count"
 
 
+def test_an_equal_attempt_of_another_gateway_is_fenced(rig: Rig) -> None:
+    """Redis forgot a session, a second gateway made it again with epoch 1: its start was taken for the first one's,
+    whose sequence was still here, and the second one waited for ever."""
+    engine = rig.engine()
+    start = replace(job().start(), owner=b"first")
+    engine.start(start)
+    one_step(engine)
+    with pytest.raises(Fenced) as raised:
+        engine.start(replace(start, owner=b"second"))
+    assert (raised.value.metadata["held"], raised.value.metadata["held_attempt"]) == ("1", "1")
+    engine.start(replace(start, owner=b"second", epoch=2))
+    (update,) = [update for update in one_step(engine) if update.owner == b"second"]
+    assert (update.epoch, update.offset) == (2, 0)
+    assert list(update.tokens) == rig.plain(job())[: len(update.tokens)]
+    assert update.tokens
+
+
 # Limits and input
 
 
