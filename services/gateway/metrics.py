@@ -1,0 +1,112 @@
+"""What the gateway counts of its clients' calls, and the span of each. Sessions keep plain numbers: ports.Counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+
+from hedgerow import errors
+from hedgerow.rpc import telemetry
+from services.gateway.ports import Counts
+from services.gateway.session import Session
+from services.gateway.stream import Chunk, Event, Finished
+from services.gateway.types import Finish, Trace
+
+LEFT = "left"  # the outcome of a call whose client went away
+METHODS = ("generate", "resume")
+
+
+def reasons(kind: type[errors.HedgerowError] = errors.HedgerowError) -> list[str]:
+    """Every reason of the error taxonomy, as a label's value."""
+    found = [kind.reason.lower()]
+    for below in kind.__subclasses__():
+        if below.__module__ == errors.__name__:
+            found += [reason for reason in reasons(below) if reason not in found]
+    return found
+
+
+OUTCOMES = tuple(dict.fromkeys([*(finish.name.lower() for finish in Finish if finish), *reasons(), LEFT]))
+
+
+class Call:
+    """One Generate or Resume: its span, and what became of it."""
+
+    def __init__(self, calls: Calls, method: str, trace: Trace) -> None:
+        self._calls, self._method = calls, method
+        self._begun, self._outcome, self._tokens = time.monotonic(), LEFT, 0
+        self._pair = (0, 0)
+        self._span = telemetry.begin(method, trace.traceparent)
+        self.trace = Trace(telemetry.traceparent(self._span) or trace.traceparent, trace.tracestate)
+        """What goes on to the verifier: this call's span."""
+
+    def sent(self, event: Event, session: Session) -> None:
+        """The client gets `event` of `session`."""
+        if (pair := (session.epoch, session.attempt)) != self._pair:
+            name = "attached" if self._pair == (0, 0) else "attached again"
+            self._pair = pair
+            telemetry.event(self._span, name, session=session.id, epoch=pair[0], attempt=pair[1])
+        if isinstance(event, Chunk):
+            if not self._tokens:
+                self._calls.first.observe(time.monotonic() - self._begun, self._method)
+                telemetry.event(self._span, "first tokens", token_offset=event.token_offset)
+            self._tokens += len(event.tokens)
+        elif isinstance(event, Finished):
+            self._outcome = event.end.reason.name.lower()
+
+    def over(self, error: BaseException | None) -> None:
+        """The call has ended; CancelledError and GeneratorExit are its client's doing."""
+        if isinstance(error, Exception):
+            self._outcome = error.reason.lower() if isinstance(error, errors.HedgerowError) else "internal"
+        self._calls.seconds.observe(time.monotonic() - self._begun, self._method)
+        self._calls.calls.add(1, self._method, self._outcome)
+        self._calls.tokens.add(self._tokens, self._method)
+        self._span.set_attributes({"outcome": self._outcome, "tokens": self._tokens})
+        telemetry.end(self._span, error if isinstance(error, Exception) else None)
+
+
+class Calls:
+    """Counts the calls of this process."""
+
+    def __init__(self) -> None:
+        method = {"method": METHODS}
+        calls = {**method, "outcome": OUTCOMES}
+        self.calls = telemetry.counter("hedgerow_gateway_calls", "Calls that ended, by how.", calls)
+        self.seconds = telemetry.histogram("hedgerow_gateway_call_seconds", "A call, to its last event.", method)
+        self.first = telemetry.histogram("hedgerow_gateway_first_token_seconds", "To its first tokens.", method)
+        self.tokens = telemetry.counter("hedgerow_gateway_tokens", "Tokens that clients got.", method)
+
+    @contextmanager
+    def call(self, method: str, trace: Trace = Trace()) -> Iterator[Call]:  # noqa: B008  it is frozen
+        """Around one call."""
+        made = Call(self, method, trace)
+        try:
+            yield made
+        except BaseException as error:
+            made.over(error)
+            raise
+        else:
+            made.over(None)
+
+
+def watch_sessions(counts: Counts, held: Callable[[], Mapping[str, int]]) -> None:
+    """Exports what is counted of sessions, and what this process holds for its clients."""
+    for field in fields(counts):
+        name, text = f"hedgerow_gateway_{field.name}", COUNTED.get(field.name, f"{field.name}, of sessions.")
+        telemetry.watch(name, text, lambda name=field.name: getattr(counts, name))  # type: ignore[misc]
+    telemetry.watch("hedgerow_gateway_held", "What is held for clients, by what.", held, "what", goes_down=True)
+
+
+COUNTED = {
+    "attached": "Attachments of a session to a verifier.",
+    "failed_over": "Sessions whose verifier was lost.",
+    "refused": "Attachments that a verifier ended.",
+    "best_effort": "Sessions that went on under another fingerprint.",
+    "given_up": "Sessions that were released because no verifier took them.",
+    "repairs": "Sessions of which the store had forgotten something.",
+    "repaired_tokens": "Tokens that were appended again.",
+    "fenced": "Sessions that another gateway took.",
+    "late": "Streams that ended at their deadline before the store had the end.",
+    "dropped": "Updates of an old attempt, or of a session that is gone.",
+}

@@ -1,0 +1,124 @@
+"""Each call of a client is counted once, by how it ended, and is one span from its first word to its last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from hedgerow import errors
+from hedgerow.rpc import telemetry
+from services.gateway.messages import End, Usage
+from services.gateway.metrics import COUNTED, LEFT, OUTCOMES, Calls, watch_sessions
+from services.gateway.ports import Counts
+from services.gateway.session import Session
+from services.gateway.stream import Chunk, Finished, Started
+from services.gateway.types import Finish, Mode, Trace
+from tests.unit.gateway_peers import record
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def calls(method: str, outcome: str) -> float:
+    return telemetry.value("hedgerow_gateway_calls_total", method=method, outcome=outcome)
+
+
+def session(attempt: int = 1) -> Session:
+    made = Session(record(), 1)
+    made.attempt = attempt
+    return made
+
+
+def chunk(*tokens: int) -> Chunk:
+    return Chunk(0, 0, tokens, "", b"", ())
+
+
+FINISHED = Finished(End(Finish.STOP, Usage()), None, 3, 0, b"", Mode.EXACT)
+
+
+def one_call(*events: Started | Chunk | Finished, error: BaseException | None = None, method: str = "generate") -> None:
+    with Calls().call(method, Trace(TRACEPARENT, "x=y")) as call:
+        for event in events:
+            call.sent(event, session())
+        if error is not None:
+            raise error
+
+
+def test_a_call_counts_once_with_its_tokens_and_its_finish() -> None:
+    before, tokens = calls("generate", "stop"), telemetry.value("hedgerow_gateway_tokens_total", method="generate")
+    first = telemetry.value("hedgerow_gateway_first_token_seconds_count", method="generate")
+    one_call(Started(record(), b""), chunk(1, 2), chunk(3), FINISHED)
+    assert calls("generate", "stop") == before + 1
+    assert telemetry.value("hedgerow_gateway_tokens_total", method="generate") == tokens + 3
+    assert telemetry.value("hedgerow_gateway_first_token_seconds_count", method="generate") == first + 1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (errors.LostSuffix("x"), "lost_suffix"),
+        (errors.Fenced("s", 1, 2), "fenced"),
+        (errors.SessionExpired("s"), "session_expired"),
+        (ValueError("x"), "internal"),
+        (asyncio.CancelledError(), LEFT),
+        (GeneratorExit(), LEFT),
+    ],
+)
+def test_a_call_that_fails_counts_by_the_reason_and_one_that_is_left_as_left(
+    error: BaseException, outcome: str
+) -> None:
+    before = calls("resume", outcome)
+    with pytest.raises(type(error)):
+        one_call(chunk(1), error=error, method="resume")
+    assert calls("resume", outcome) == before + 1
+
+
+def test_every_reason_of_the_taxonomy_is_an_outcome_and_nothing_else_can_be() -> None:
+    assert {"unavailable", "session_unknown", "invariant_violation", "deadline", "left"} <= set(OUTCOMES)
+    assert len(OUTCOMES) == len(set(OUTCOMES)) < 60
+
+
+def test_without_an_sdk_the_clients_trace_goes_on_as_it_came() -> None:
+    with Calls().call("generate", Trace(TRACEPARENT, "x=y")) as call:
+        assert call.trace == Trace(TRACEPARENT, "x=y")
+    with Calls().call("generate") as call:
+        assert call.trace == Trace("", "")
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_TRACER", provider.get_tracer("hedgerow"))
+    yield exporter
+    provider.shutdown()
+
+
+def test_a_call_is_one_span_with_its_attachments_and_its_end(spans: InMemorySpanExporter) -> None:
+    running = session()
+    with Calls().call("generate", Trace(TRACEPARENT)) as call:
+        assert call.trace.traceparent.split("-")[1] == TRACEPARENT.split("-")[1]
+        assert call.trace.traceparent != TRACEPARENT, "the verifier's spans are below this one"
+        call.sent(Started(record(), b""), running)
+        call.sent(chunk(1), running)
+        running.attempt = 2  # its verifier died
+        call.sent(chunk(2), running)
+        call.sent(FINISHED, running)
+    (span,) = spans.get_finished_spans()
+    assert isinstance(span, ReadableSpan)
+    assert span.name == "generate"
+    assert [event.name for event in span.events] == ["attached", "first tokens", "attached again"]
+    assert dict(span.attributes or {}) == {"outcome": "stop", "tokens": 2}
+
+
+def test_what_sessions_count_is_exported_as_it_is() -> None:
+    counts, held = Counts(), {"sessions": 3}
+    watch_sessions(counts, lambda: held)
+    counts.failed_over, held["sessions"] = 2, 1
+    assert telemetry.value("hedgerow_gateway_failed_over_total") == 2
+    assert telemetry.value("hedgerow_gateway_held", what="sessions") == 1
+    assert COUNTED.keys() == vars(counts).keys(), "every number has its line of help"
