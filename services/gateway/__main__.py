@@ -19,7 +19,8 @@ from hedgerow.rpc.logs import get_log, set_up_logging
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.work import run_service, serve_while
 from services.gateway.config import GatewayConfig, addresses
-from services.gateway.gateway import ID_BYTES, Gateway
+from services.gateway.creating import ID_BYTES
+from services.gateway.gateway import Gateway
 from services.gateway.peers import VerifierPeer
 from services.gateway.servicer import SERVICE, GatewayServicer
 from services.gateway.store_peer import StorePeer
@@ -27,6 +28,7 @@ from services.gateway.tokenizer import Tokenizer
 
 NOT_REACHED = "not reached yet"
 LAST_APPENDS = 2.0  # seconds for the ends of what the drain cancelled
+RELEASE = 1.0  # seconds before the end of the grace, half of it at most, at which sessions are released
 log = get_log(__name__)
 
 
@@ -37,12 +39,17 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     health.report("kvstore", NOT_REACHED)
     told = partial(health.report, "kvstore")
     store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds)
+    store.retention = config.session_ttl
     gateway = Gateway(config, tokenizer, verifiers, store)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: log.info("held", **gateway.held()))
 
     async def serving() -> None:
-        await serve("gateway", GatewayServicer(gateway).register, config, health)
-        await gateway.drained(LAST_APPENDS)
+        releasing = asyncio.create_task(release(gateway, health, config.grace))
+        try:
+            await serve("gateway", GatewayServicer(gateway).register, config, health)
+            await gateway.drained(LAST_APPENDS)
+        finally:
+            releasing.cancel()
 
     try:
         await serve_while(serving(), gateway.run())
@@ -50,6 +57,13 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
         for verifier in verifiers:
             await verifier.close()
         await store.close()
+
+
+async def release(gateway: Gateway, health: Health, grace: float) -> None:
+    """Shortly before a drain cancels the calls that are left, give up what runs: so they end with a hint to resume."""
+    await health.draining.wait()
+    await asyncio.sleep(max(0.0, grace - min(RELEASE, grace / 2)))
+    gateway.release()
 
 
 def open_verifiers(config: GatewayConfig, owner: bytes, vocab_size: int, health: Health) -> list[VerifierPeer]:

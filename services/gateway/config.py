@@ -74,6 +74,14 @@ class GatewayConfig(ServerConfig):
             "help": "seconds after which others may take the sessions of a dead gateway",
         },
     )
+    orphan_seconds: float = field(
+        default=30.0,
+        metadata={"min": 0.1, "max": 86_400, "help": "seconds for which a detached session goes on without a client"},
+    )
+    session_ttl: float = field(
+        default=3600.0,
+        metadata={"min": 3, "max": 31_536_000, "help": "seconds for which a session is kept after its last token"},
+    )
 
 
 def addresses(text: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from services.gateway import messages as m
 from services.gateway import stream, types
 from services.gateway.fields import known, optional, row
 from services.gateway.outgoing import Told
+from services.gateway.position import Position
 
 SCALARS = (
     "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "frequency_penalty",
@@ -37,6 +38,11 @@ def generation(r: public.GenerateRequest) -> types.Generation:
         types.Trace(r.trace.traceparent, r.trace.tracestate),
         r.detach, r.return_steps or r.return_trees, r.return_trees,
     )  # fmt: skip
+
+
+def position(r: public.ResumeRequest) -> Position:
+    """What a client has."""
+    return Position(r.token_offset, r.digest, None if r.token_offset and not r.text_offset else r.text_offset)
 
 
 def prompt(r: public.GenerateRequest | public.TokenizeRequest) -> types.Prompt | None:
@@ -79,7 +85,7 @@ def _chat(c: public.ChatPrompt) -> types.Chat:
 # ---- to clients
 
 
-def event(e: stream.Event, *, with_steps: bool) -> public.GenerateResponse:
+def event(e: stream.Event, *, with_steps: bool) -> public.SessionEvent:
     """One event of a client's stream."""
     if isinstance(e, stream.Chunk):
         chunk = public.TokenChunk(
@@ -89,15 +95,15 @@ def event(e: stream.Event, *, with_steps: bool) -> public.GenerateResponse:
             chunk.steps.extend(common.StepStats(**note.stats._asdict()) for note in e.notes)
             last = e.notes[-1]
             chunk.timings.CopyFrom(_timings_pb(last.timings._replace(commit_ns=last.commit_ns)))
-        return public.GenerateResponse(event=public.SessionEvent(chunk=chunk))
+        return public.SessionEvent(chunk=chunk)
     if isinstance(e, stream.Started):
-        return public.GenerateResponse(event=public.SessionEvent(started=_started(e)))
+        return public.SessionEvent(started=_started(e))
     finished = public.SessionFinished(
         reason=number(e.end.reason), matched_stop=e.end.matched_stop, matched_token=e.end.matched_token,
         usage=usage_pb(e.end.usage), timings=_timings_pb(e.timings) if e.timings else None,
         token_offset=e.token_offset, text_offset=e.text_offset, digest=e.digest, mode=number(e.mode),
     )  # fmt: skip
-    return public.GenerateResponse(event=public.SessionEvent(finished=finished))
+    return public.SessionEvent(finished=finished)
 
 
 def _started(e: stream.Started) -> public.SessionStarted:

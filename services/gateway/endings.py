@@ -42,13 +42,8 @@ class Endings:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def remember(self, record: Record, *, written: bool = True) -> None:
-        """The session has ended here, with an error, and the store has it as running.
-
-        Not `written`: nobody knows whether it has, and most likely not; such take half of the places at most.
-        """
-        if not written and len(self._waiting) >= self._limit // 2:
-            return
+    def remember(self, record: Record) -> None:
+        """The session has ended here, with an error, and the store has it as running."""
         self._waiting.setdefault(record.session_id, record.birth)
         if len(self._waiting) > self._limit:
             dropped = next(iter(self._waiting))
@@ -57,21 +52,31 @@ class Endings:
 
     async def record(self) -> None:
         """Write what waits, as long as the store answers."""
-        for session_id, birth in list(self._waiting.items()):
+        for session_id in list(self._waiting):
             try:
-                stored = await self._store.get(session_id, ALL)
-                if stored.record.birth == birth:
-                    await self.end(stored, Finish.ERROR)
+                await self.recorded(session_id)
             except (Unavailable, Overloaded):
                 return
-            except HedgerowError as refused:  # it is gone, or another gateway's by now
-                log.info("an end was not recorded", session=session_id, why=refused.message)
-            self._waiting.pop(session_id, None)
 
-    async def cancelled(self, session_id: str) -> None:
+    async def recorded(self, session_id: str) -> None:
+        """Return once the end of this session, if one waits, is on record. Raises Unavailable, Overloaded."""
+        birth = self._waiting.get(session_id)
+        if birth is None:
+            return
+        try:
+            stored = await self._store.get(session_id, ALL)
+            if stored.record.birth == birth:
+                await self.end(stored, Finish.ERROR)
+        except (Unavailable, Overloaded):
+            raise
+        except HedgerowError as refused:  # it is gone, or another gateway's by now
+            log.info("an end was not recorded", session=session_id, why=refused.message)
+        self._waiting.pop(session_id, None)
+
+    async def cancelled(self, session_id: str, finish: Finish = Finish.CANCELLED) -> None:
         """End a session that carries a cancel mark, unless a live gateway runs it: that one sees the mark."""
         try:
-            await self.end(await self._store.get(session_id, ALL), Finish.CANCELLED)
+            await self.end(await self._store.get(session_id, ALL), finish)
         except HedgerowError as refused:
             log.debug("a cancel is left to the owner", session=session_id, why=refused.message)
 

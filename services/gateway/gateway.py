@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import hashlib
-import hmac
+import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import aclosing
 
-from hedgerow import digest
-from hedgerow.errors import AlreadyExists, Fenced, Overloaded, Unavailable
+from hedgerow.errors import HedgerowError, NotFound, SessionUnknown, Unavailable
 from hedgerow.rpc.logs import get_log
 from services.gateway.config import GatewayConfig
+from services.gateway.creating import ID_BYTES, Creating, new_record, seconds_until, session_id_of
 from services.gateway.endings import ALL, Endings
+from services.gateway.following import Times
 from services.gateway.leases import Leases
 from services.gateway.limits import KEY_BYTES, check_bytes
-from services.gateway.messages import Created, Stored
-from services.gateway.peers import VerifierPeer
-from services.gateway.resolve import SEEDS, Limits, Resolved, Resolver, check_model, default_thinking
-from services.gateway.session import Options, Session
+from services.gateway.messages import Stored
+from services.gateway.orphans import Orphans, Sweep
+from services.gateway.peers import FIRST_DELAY, LAST_DELAY, VerifierPeer
+from services.gateway.position import Position, check_fields
+from services.gateway.resolve import Limits, Resolver, check_model, default_thinking
+from services.gateway.resuming import Resuming
+from services.gateway.session import Options
 from services.gateway.store_peer import StorePeer
 from services.gateway.stream import Stream
 from services.gateway.table import SessionTable
+from services.gateway.takeover import TakeOver
 from services.gateway.tokenizer import Tokenizer
-from services.gateway.types import Chat, Finish, Generation, Mode, Model, Record
+from services.gateway.types import Chat, Generation, Model, Record
 from services.gateway.verifiers import Policy, Verifiers
 
-ID_BYTES = 16
 POLL = 0.01
 SWEEP = 0.1  # seconds between two looks for deadlines that passed and sessions that wait for a verifier
-NO_DEADLINE = 1e9  # gRPC tells a call without a deadline by a time in another century
+REPAIRS = 2.0  # leases for which an owner may leave a log shorter than what a client has
+REFRESHES = 3  # appends of nothing in the time after which a silent session would expire
 log = get_log(__name__)
-
-
-@dataclass
-class _Creation:
-    """A session that is being written to the store, and how many clients wait for it."""
-
-    task: asyncio.Task[Session]
-    waiting: int = 0
 
 
 class Gateway:
@@ -65,7 +60,20 @@ class Gateway:
             patience=config.client_patience,
             unrecorded=self._endings.remember,
         )
-        self._creating: dict[str, _Creation] = {}
+        self._takeover = TakeOver(
+            self.table,
+            store,
+            self._leases,
+            most=config.max_sessions,
+            patience=config.store_patience,
+            settled=self._settled,
+        )
+        lease = config.lease_seconds
+        times = Times(lease / 2, REPAIRS * lease, config.store_patience)
+        self._resuming = Resuming(self.table, store, self._takeover, tokenizer.pieces, times)
+        self._creating = Creating(self.table, store, self._resuming, self._takeover, config.max_sessions)
+        self._orphans = Orphans(self.table, config.orphan_seconds)
+        self._expired = Sweep(store, self._endings, config.orphan_seconds)
 
     async def run(self) -> None:
         """Keep the peers' streams and this gateway's leases, for ever."""
@@ -75,12 +83,22 @@ class Gateway:
             tasks.create_task(self._store.run(self.table.appended, self.table.store_lost))
             tasks.create_task(every(self._config.lease_seconds / 4, self._renew))
             tasks.create_task(every(SWEEP, self._sweep))
-            tasks.create_task(every(1.0, self._endings.record))
+            tasks.create_task(every(1.0, self._tidy))
+            tasks.create_task(every(self._config.lease_seconds, self._expired.sweep))
+            tasks.create_task(self._watch_cancels())
+
+    def release(self) -> None:
+        """Give up what runs here, for other gateways to take at once. Clients get a retryable error."""
+        error = Unavailable("gateway", "it is draining; resume on another one", 0.0)
+        self._resuming.close(error)
+        for session in list(self.table.sessions.values()):
+            self.table.pause(session, error)
 
     async def drained(self, patience: float) -> None:
-        """Return once the store has every session's end, or after about `patience` seconds."""
+        """Return once the store has every session's end or release, or after about `patience` seconds."""
+        self.release()
         for _ in range(int(patience / POLL)):
-            if not self.table.sessions and not self._creating and not len(self._endings) and not len(self._leases):
+            if not self.table.sessions and not len(self._creating) + len(self._endings) + len(self._leases):
                 return
             await asyncio.sleep(POLL)
 
@@ -93,6 +111,7 @@ class Gateway:
             "unanswered": self._store.unanswered,
             "unrecorded": len(self._endings),
             "leases": len(self._leases),
+            "followed": len(self._resuming),
             "dropped": self.table.dropped,
             "tasks": len(asyncio.all_tasks()),
         }
@@ -108,38 +127,57 @@ class Gateway:
         The key's session is the same where prompt, sampling parameters and model are: the budget changes no token, so
         another one joins, and gets the session as the first caller asked for it: its speed, its deadline, and
         statistics only if that one wanted some.
-        Raises InvalidRequest, Unsupported, Overloaded, Unavailable; AlreadyExists where the key's session is another.
+        Raises InvalidRequest, Unsupported, Overloaded, Unavailable; KeyConflict where the key's session is another.
         """
         model = self._attached(asked.model)
         resolved = await self._resolver.resolve(asked, model)
-        record = self._record(asked, resolved, model)
-        session = self.table.sessions.get(record.session_id)
-        if session is None:
-            session = await self._create(record, self._options(asked, seconds_left))
-        _check_same(session.record, record)
-        return Stream(session, self._tokenizer.pieces, self.table)
+        seconds = seconds_until(asked, seconds_left)
+        record = new_record(session_id_of(asked, self._secret), asked, resolved, model, seconds)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        options = Options(asked.priority, deadline, asked.trace, asked.return_steps, asked.return_trees)
+        session = await self._creating.open(record, options)
+        return Stream(session, self._tokenizer.pieces, self._resuming, detach=asked.detach)
 
-    async def cancel(self, session_id: str) -> bool:
+    async def resume(self, session_id: str, tenant: str, at: Position, *, detach: bool) -> Stream:
+        """Go on with a session for a client that has `at` of it; the caller closes the stream.
+
+        Raises InvalidRequest, NotFound, LostSuffix, Overloaded, Unavailable.
+        """
+        check_bytes("session_id", session_id, KEY_BYTES)
+        check_fields(at)
+        await self._creating.settled(session_id)
+        session = await self._resuming.find(session_id, _allowed(tenant), at)
+        return Stream(session, self._tokenizer.pieces, self._resuming, at, detach=detach)
+
+    async def cancel(self, session_id: str, tenant: str) -> bool:
         """End a session wherever it runs; False: it had ended. Raises InvalidRequest, NotFound, Unavailable."""
         check_bytes("session_id", session_id, KEY_BYTES)
         session = self.table.sessions.get(session_id)
         if session:
+            _allowed(tenant)(session.record)
             return self.table.cancel(session)
+        await self.session(session_id, tenant)
         was_running = await self._store.mark_cancel(session_id)
-        if was_running and not self._runs_here(session_id):
-            await self._endings.cancelled(session_id)
+        if was_running:
+            await self._cancelled(session_id)
         return was_running
 
-    async def session(self, session_id: str) -> Stored:
+    async def session(self, session_id: str, tenant: str) -> Stored:
         """What is recorded of a session, without its tokens. Raises InvalidRequest, NotFound, Unavailable."""
         check_bytes("session_id", session_id, KEY_BYTES)
-        return await self._store.get(session_id, from_offset=ALL)
+        stored = await self._store.get(session_id, from_offset=ALL)
+        _allowed(tenant)(stored.record)
+        return stored
 
-    async def delete(self, session_id: str) -> bool:
-        """Remove a session, ending it if it runs here; False: there was none. Raises InvalidRequest, Unavailable."""
+    async def delete(self, session_id: str, tenant: str) -> bool:
+        """Remove a session, ending it if it runs here; False: there was none.
+
+        Raises InvalidRequest, Unavailable; SessionUnknown where it is another tenant's.
+        """
         check_bytes("session_id", session_id, KEY_BYTES)
         session = self.table.sessions.get(session_id)
         if session:
+            _allowed(tenant)(session.record)
             self.table.cancel(session)
             ended = asyncio.Event()
             reader = self.table.read(session, ended.set)
@@ -147,7 +185,13 @@ class Gateway:
                 await ended.wait()
                 ended.clear()
             self.table.leave(reader)
-        return await self._store.delete(session_id, session.record.birth if session else b"")
+            return await self._store.delete(session_id, session.record.birth)
+        try:
+            stored = await self._store.get(session_id, from_offset=ALL)
+        except NotFound:
+            return await self._store.delete(session_id, b"")
+        _allowed(tenant)(stored.record)
+        return await self._store.delete(session_id, b"")
 
     def models(self) -> Sequence[tuple[Model, bool]]:
         """What is served, and whether it is ready."""
@@ -169,103 +213,52 @@ class Gateway:
             raise Unavailable("verifier", "no stream to one that takes sessions is open")
         return next((model for model in open_ if model.name == name), open_[0])
 
-    def _record(self, asked: Generation, resolved: Resolved, model: Model) -> Record:
-        session_id, sampling = self._session_id(asked), resolved.sampling
-        if sampling.seed is None:
-            sampling = dataclasses.replace(sampling, seed=_seed_of(session_id))
-        return Record(
-            session_id, secrets.token_bytes(ID_BYTES), model.name, asked.tenant, resolved.prompt, asked.sampling,
-            sampling, resolved.speculation, model.fingerprint, Mode.EXACT, time.time_ns() // 1_000_000,
-        )  # fmt: skip
-
-    def _session_id(self, asked: Generation) -> str:
-        if not asked.idempotency_key:
-            return secrets.token_hex(ID_BYTES)
-        text = f"{len(asked.tenant)}:{asked.tenant}{asked.idempotency_key}".encode()
-        return hmac.digest(self._secret, text, "sha256")[:ID_BYTES].hex()
-
-    def _options(self, asked: Generation, seconds_left: float | None) -> Options:
-        given = [seconds_left] if seconds_left is not None and seconds_left < NO_DEADLINE else []
-        if asked.deadline_ms:
-            given.append(asked.deadline_ms / 1000)
-        deadline = time.monotonic() + min(given) if given else None
-        return Options(asked.priority, deadline, asked.trace, asked.return_steps, asked.return_trees)
-
-    async def _create(self, record: Record, options: Options) -> Session:
-        creation = self._creating.get(record.session_id)
-        if creation is None:
-            count = len(self.table.sessions) + len(self._creating)
-            if count >= self._config.max_sessions:
-                raise Overloaded("the gateway", count, self._config.max_sessions, 1.0)
-            creation = _Creation(asyncio.create_task(self._write(record, options)))
-            self._creating[record.session_id] = creation
-        creation.waiting += 1
-        try:
-            # Not cancelled with the client's call: the store may have written it, and then somebody must end it.
-            return await asyncio.shield(creation.task)
-        except asyncio.CancelledError:
-            creation.waiting -= 1
-            if creation.task.done() and not creation.task.exception():
-                self._end_unread(creation)
-            raise
-
-    async def _write(self, record: Record, options: Options) -> Session:
-        try:
-            created = await self._create_record(record)
-            if created.existing:
-                return await self._replay(record.session_id)
-            session = self.table.begin(record, created.epoch, options)
-        finally:
-            creation = self._creating.pop(record.session_id)
-        if not creation.waiting:
+    async def _cancelled(self, session_id: str) -> None:
+        """A session carries a cancel mark."""
+        session = self.table.sessions.get(session_id)
+        if session:
             self.table.cancel(session)
-        return session
+        elif session_id not in self._creating and session_id not in self._takeover:
+            await self._endings.cancelled(session_id)
 
-    def _end_unread(self, creation: _Creation) -> None:
-        session = creation.task.result()
-        if not creation.waiting and not session.readers:
-            self.table.cancel(session)
-
-    async def _create_record(self, record: Record) -> Created:
-        try:
-            return await self._store.create(record, digest.first(record.session_id, record.prompt))
-        except Unavailable:
-            self._endings.remember(record, written=False)  # though it may be
-            raise
-
-    async def _replay(self, session_id: str) -> Session:
-        """The session that an idempotency key names, which does not run here."""
-        stored = await self._store.get(session_id)
-        if stored.state.finish is Finish.NONE:
+    async def _watch_cancels(self) -> None:
+        delay = FIRST_DELAY
+        while True:
             try:
-                await self._endings.end(stored, Finish.ERROR)
-            except Fenced:
-                raise Unavailable(f"session {session_id}", "it runs under another gateway") from None
-            stored = await self._store.get(session_id)
-        session = Session.ended(stored)
-        if stored.state.finish is Finish.ERROR:
-            session.error = Unavailable(f"session {session_id}", "it ended with an error; use another idempotency key")
-        return session
+                async with aclosing(self._store.watch_cancels()) as marks:
+                    async for session_ids in marks:
+                        delay = FIRST_DELAY
+                        for session_id in session_ids:
+                            await self._cancelled(session_id)
+            except HedgerowError as away:
+                log.debug("cancel marks come with renewals alone", why=away.message)
+            except Exception as error:  # noqa: BLE001  one session's fault must not end all others
+                log.error("a cancel mark was not acted on", exception=error)
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(2 * delay, LAST_DELAY)
 
-    def _runs_here(self, session_id: str) -> bool:
-        return session_id in self.table.sessions or session_id in self._creating
+    async def _settled(self, session_id: str) -> None:
+        await self._leases.released(session_id)
+        await self._endings.recorded(session_id)
 
     async def _renew(self) -> None:
         for session_id in await self._store.renew():
-            session = self.table.sessions.get(session_id)
-            if session:
-                self.table.cancel(session)
-            elif not self._runs_here(session_id):
-                await self._endings.cancelled(session_id)
+            await self._cancelled(session_id)
+
+    async def _tidy(self) -> None:
+        self._orphans.sweep()
+        self.table.refresh(self._config.session_ttl / REFRESHES)
+        await self._takeover.settle()
+        await self._endings.record()
 
     async def _sweep(self) -> None:
         self.table.sweep()
 
 
 async def every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do `work` again and again, for ever. What it raises is logged: the next time may do."""
+    """Do `work` about every so many seconds, for ever. What it raises is logged: the next time may do."""
     while True:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds * random.uniform(0.75, 1.0))  # not all gateways at the same time
         try:
             await work()
         except Unavailable as away:
@@ -274,11 +267,11 @@ async def every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
             log.error("a periodic task failed", exception=error, task=getattr(work, "__qualname__", ""))
 
 
-def _seed_of(session_id: str) -> int:
-    return int.from_bytes(hashlib.sha256(b"seed\0" + session_id.encode()).digest()[:8], "little") % SEEDS
+def _allowed(tenant: str) -> Callable[[Record], None]:
+    """Raises SessionUnknown where a record is another tenant's."""
 
+    def check(record: Record) -> None:
+        if record.tenant != tenant:
+            raise SessionUnknown(record.session_id)
 
-def _check_same(there: Record, asked: Record) -> None:
-    for field, name in (("prompt", "prompt"), ("requested", "sampling"), ("model", "model")):
-        if getattr(there, field) != getattr(asked, field):
-            raise AlreadyExists(f"idempotency_key of a session with another {name}: session", there.session_id)
+    return check

@@ -30,6 +30,14 @@ class Position(NamedTuple):
 START = Position()
 
 
+def check_fields(at: Position) -> None:
+    """Raises InvalidRequest where it says nothing that can be true."""
+    if len(at.digest) not in (0, digest.SIZE):
+        raise InvalidRequest("digest", f"{len(at.digest)} bytes", f"of {digest.SIZE} bytes, or empty")
+    if at.by_text and at.digest:
+        raise InvalidRequest("digest", at.digest.hex(), "empty with a text_offset and no token_offset")
+
+
 async def check_position(at: Position, stored: Stored, pieces: Sequence[bytes]) -> None:
     """Compare what a client has with the log. Raises LostSuffix, InvalidRequest.
 

@@ -137,8 +137,6 @@ def _check_envelope(asked: Generation) -> None:
         raise InvalidRequest("deadline_ms", asked.deadline_ms, f"at most {limits.DEADLINE_MS}")
     if asked.mode is Mode.BEST_EFFORT:
         raise Unsupported("mode", "BEST_EFFORT is not served yet; EXACT is")
-    if asked.detach:
-        raise Unsupported("detach", "a session without a client needs Resume, which is not served yet")
 
 
 def _check_unserved(s: Sampling) -> None:

@@ -114,7 +114,7 @@ class Resuming:
 
     async def _stored(self, session_id: str, *, patient: bool) -> Stored:
         """`patient`: a session that is not there is waited for, as its owner may write it again."""
-        await self._takeover.released(session_id)
+        await self._takeover.settled(session_id)
         loop, delay = asyncio.get_running_loop(), FIRST_DELAY
         end = loop.time() + self._times.repair
         while True:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import grpc.aio
 
-from hedgerow.errors import Unsupported
+from hedgerow.errors import InvalidRequest
 from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from services.gateway import convert, limits
 from services.gateway.gateway import Gateway
 from services.gateway.resolve import INLINE_BYTES
+from services.gateway.stream import Stream
 from services.gateway.types import Generation, Trace
 
 SERVICE = "hedgerow.v1.GatewayService"
+TENANT_KEY = "hedgerow-tenant"  # of the call's metadata
 Context = grpc.aio.ServicerContext[Any, Any]
 Request = TypeVar("Request", pb.GenerateRequest, pb.TokenizeRequest)
 Asked = TypeVar("Asked")
@@ -31,33 +33,35 @@ class GatewayServicer(GatewayServiceServicer):
         self._gateway = gateway
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        """A call that breaks, or is left, closes the stream: that cancels the session within one step."""
+        """A call that breaks, or is left, closes the stream: that cancels the session unless it is detached."""
         limits.check_generate(request, self._gateway.context_length)
-        asked = _traced(await _converted(convert.generation, request), context)
+        asked = _owned(_traced(await _converted(convert.generation, request), context), context)
         stream = await self._gateway.generate(asked, context.time_remaining())
-        with_steps = request.return_steps or request.return_trees
-        try:
-            async with aclosing(stream.events()) as events:
-                async for event in events:
-                    yield convert.event(event, with_steps=with_steps)
-        finally:
-            stream.close()
+        async with aclosing(_events(stream, with_steps=asked.return_steps)) as events:
+            async for event in events:
+                yield pb.GenerateResponse(event=event)
 
-    async def Resume(self, request: pb.ResumeRequest, context: Context) -> NoReturn:
-        """Not served by this version."""
-        raise Unsupported("Resume", "resuming a session is not served yet; GetSession tells how far it came")
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> AsyncIterator[pb.ResumeResponse]:
+        """As Generate, from where the client is."""
+        at, tenant = convert.position(request), _tenant(context)
+        stream = await self._gateway.resume(request.session_id, tenant, at, detach=request.detach)
+        with_steps = stream.session.record.return_steps
+        async with aclosing(_events(stream, with_steps=with_steps)) as events:
+            async for event in events:
+                yield pb.ResumeResponse(event=event)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         """Within one step."""
-        return pb.CancelResponse(was_running=await self._gateway.cancel(request.session_id))
+        return pb.CancelResponse(was_running=await self._gateway.cancel(request.session_id, _tenant(context)))
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         """As the store has it."""
-        return convert.session(await self._gateway.session(request.session_id))
+        return convert.session(await self._gateway.session(request.session_id, _tenant(context)))
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
         """A running one is cancelled first."""
-        return pb.DeleteSessionResponse(existed=await self._gateway.delete(request.session_id))
+        existed = await self._gateway.delete(request.session_id, _tenant(context))
+        return pb.DeleteSessionResponse(existed=existed)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """The verifier's, as far as it is known."""
@@ -76,6 +80,15 @@ class GatewayServicer(GatewayServiceServicer):
         add_GatewayServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
 
+async def _events(stream: Stream, *, with_steps: bool) -> AsyncGenerator[pb.SessionEvent, None]:
+    try:
+        async with aclosing(stream.events()) as events:
+            async for event in events:
+                yield convert.event(event, with_steps=with_steps)
+    finally:
+        stream.close()
+
+
 async def _converted(convert: Callable[[Request], Asked], request: Request) -> Asked:
     """Off the event loop where it may take long."""
     if request.ByteSize() <= INLINE_BYTES:
@@ -90,3 +103,20 @@ def _traced(asked: Generation, context: Context) -> Generation:
     metadata = dict(context.invocation_metadata() or ())
     found = limits.known_trace(str(metadata.get("traceparent", "")), str(metadata.get("tracestate", "")))
     return dataclasses.replace(asked, trace=Trace(*found)) if found[0] else asked
+
+
+def _owned(asked: Generation, context: Context) -> Generation:
+    """With the tenant that the metadata names. Raises InvalidRequest where the request names another one."""
+    tenant = _tenant(context)
+    if not tenant:
+        return asked
+    if asked.tenant not in ("", tenant):
+        raise InvalidRequest("tenant", limits.brief(asked.tenant), f"the metadata's {TENANT_KEY}, or empty")
+    return dataclasses.replace(asked, tenant=tenant)
+
+
+def _tenant(context: Context) -> str:
+    """Whose call it is: the metadata is trusted, whoever put it there. Raises InvalidRequest where it is too long."""
+    tenant = str(dict(context.invocation_metadata() or ()).get(TENANT_KEY, ""))
+    limits.check_bytes(TENANT_KEY, tenant, limits.KEY_BYTES)
+    return tenant

@@ -45,7 +45,7 @@ class Leases(Protocol):
 
 
 class TakeOver:
-    """`most` sessions run here. `told` is called with the id of a session before it goes on here. `patience` in
+    """`most` sessions run here. `settled` waits for what is still to be written of a session here. `patience` in
     seconds, of the store's absence after a grant.
     """
 
@@ -57,11 +57,12 @@ class TakeOver:
         *,
         most: int,
         patience: float,
-        told: Callable[[str], None] = lambda session_id: None,
+        settled: Callable[[str], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table, self._store, self._leases = table, store, leases
-        self._most, self._patience, self._told, self._clock = most, patience, told, clock
+        self._most, self._patience, self._clock = most, patience, clock
+        self.settled = settled or leases.released
         self._taking: dict[str, asyncio.Task[Session | None]] = {}
         self._unsure: dict[str, None] = {}  # sessions of which a grant may have been lost on its way
         self.closed: HedgerowError | None = None
@@ -70,10 +71,6 @@ class TakeOver:
     def __len__(self) -> int:
         """Sessions that are being taken."""
         return len(self._taking)
-
-    async def released(self, session_id: str) -> None:
-        """Return once no lease of this session is on its way back to the store."""
-        await self._leases.released(session_id)
 
     async def take(self, known: Stored) -> Session | None:
         """The session, running here; None while another gateway runs it. Once for all who ask at the same time, and
@@ -93,7 +90,7 @@ class TakeOver:
 
     async def _take_now(self, known: Stored) -> Session | None:
         record = known.record
-        await self._leases.released(record.session_id)
+        await self.settled(record.session_id)
         if running := self._table.sessions.get(record.session_id):
             return running
         if self.closed is not None:
@@ -103,7 +100,6 @@ class TakeOver:
         granted = await self._granted(known)
         if granted is None:
             return None
-        self._told(record.session_id)
         try:
             stored = await persist(lambda: self._whole(known, granted), self._patience)
         except HedgerowError:
@@ -123,7 +119,7 @@ class TakeOver:
         except Fenced:
             return None
         except Unavailable:
-            self._unsure[session_id] = None
+            self.doubt(session_id)
             raise
 
     async def _whole(self, known: Stored, granted: Granted) -> Stored:
@@ -157,6 +153,15 @@ class TakeOver:
         if record.deadline_unix_ms:
             deadline = self._clock() + (record.deadline_unix_ms * 1_000_000 - time.time_ns()) / 1e9
         return Options(record.priority, deadline, return_steps=record.return_steps, return_trees=record.return_trees)
+
+    def doubt(self, session_id: str) -> None:
+        """This gateway may have the session's lease without knowing, and does not run it."""
+        self._unsure[session_id] = None
+        if len(self._unsure) > self._most:
+            del self._unsure[next(iter(self._unsure))]
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._taking
 
     async def settle(self) -> None:
         """Give back what this gateway may have been granted without hearing of it. To be called now and then."""

@@ -15,7 +15,8 @@ import pytest
 from hedgerow import digest
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, Chunk, Finished, Options
-from hedgerow.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, NotFound
+from hedgerow.errors import DeadlineExceeded, InvalidRequest, KeyConflict, NotFound
+from hedgerow.v1 import common_pb2 as common
 from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.common_pb2 import TraceContext
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceStub
@@ -80,12 +81,10 @@ async def test_a_chat_that_is_too_long_and_an_unknown_role_are_refused(client: A
 async def test_what_is_not_served_yet_says_so(stack: Stack) -> None:
     async with grpc.aio.insecure_channel(stack.address("gateway")) as channel:
         stub = GatewayServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Resume(pb.ResumeRequest(session_id="s")).read()
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        asked = pb.GenerateRequest(text="x", detach=True)
-        with pytest.raises(grpc.aio.AioRpcError, match="detach"):
+        asked = pb.GenerateRequest(text="x", mode=common.EXECUTION_MODE_BEST_EFFORT)
+        with pytest.raises(grpc.aio.AioRpcError, match="mode: BEST_EFFORT is not served") as refused:
             await stub.Generate(asked).read()
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
         with pytest.raises(grpc.aio.AioRpcError) as nothing:
             await stub.Generate(pb.GenerateRequest()).read()
         assert nothing.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -193,10 +192,11 @@ async def test_the_same_key_joins_a_running_session_and_replays_an_ended_one(sta
     assert joined.tokens[-len(rest.tokens) :] == rest.tokens
     assert (again.usage, again.finish_reason) == (joined.usage, "length")
     assert verifier_load(stack).tokens - before == 60, "it was generated once"
-    with pytest.raises(AlreadyExists, match=f"another prompt: session '{first.session_id}' exists"):
+    with pytest.raises(KeyConflict, match=f"session {first.session_id} was started under it with another prompt"):
         await client.complete(PROMPT + " ", **options)
-    with pytest.raises(AlreadyExists, match="another sampling"):
+    with pytest.raises(KeyConflict) as other:
         await client.complete(PROMPT, **{**options, "seed": 4})
+    assert other.value.field == "sampling.seed"
 
 
 async def test_a_session_is_recorded_and_can_be_removed(client: AsyncClient) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hedgerow import digest
 from hedgerow.errors import Fenced, SessionUnknown, Unavailable
 from services.gateway.leases import Leases
-from services.gateway.messages import Expired, ExpiredPage, Granted, Growth, State, Stored, Usage
+from services.gateway.messages import Append, Created, Expired, ExpiredPage, Granted, Growth, State, Stored, Usage
 from services.gateway.types import Finish, Record
 
 NOBODY = bytes(16)
@@ -82,11 +82,32 @@ class SharedStore:
 
 
 class SharedStoreView:
-    """See resuming.Store, takeover.Store, endings.Store and orphans.Store."""
+    """See the Store of resuming.py, takeover.py, creating.py, endings.py and orphans.py."""
 
     def __init__(self, store: SharedStore, owner: bytes) -> None:
         self.store, self.owner = store, owner
-        self.acquired = 0
+        self.acquired = self.unanswered = 0
+
+    async def create(self, record: Record, digest: bytes) -> Created:
+        self.store.check()
+        if kept := self.store.kept.get(record.session_id):
+            return Created(0, kept.state)
+        assert self.store.put(record, self.owner).state.digest == digest
+        if self.store.grants_unheard:
+            self.store.grants_unheard = False
+            raise Unavailable("kvstore", "no answer")
+        return Created(1)
+
+    async def renew(self) -> list[str]:
+        self.store.check()
+        states = [(i, k.state) for i, k in self.store.kept.items()]
+        return [i for i, s in states if s.owner == self.owner and s.cancel_marked and not s.finish]
+
+    def append(self, entries: Sequence[Append]) -> None:
+        """The test says what is appended."""
+
+    def forget(self, session_id: str) -> None:
+        """Nothing is on its way."""
 
     async def get(self, session_id: str, from_offset: int = 0) -> Stored:
         kept = self.store.found(session_id)

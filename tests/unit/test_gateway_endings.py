@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hedgerow.errors import Fenced, HedgerowError, InvariantViolation, SessionUnknown, Unavailable
+from hedgerow.errors import Fenced, InvariantViolation, SessionUnknown, Unavailable
 from services.gateway.config import GatewayConfig
 from services.gateway.endings import Endings
 from services.gateway.gateway import Gateway, every
@@ -121,14 +121,6 @@ async def failed(gateway: Gateway) -> str:
     return stream.session.id
 
 
-async def error_of(gateway: Gateway) -> str:
-    stream = await gateway.generate(ASKED, None)
-    with pytest.raises(HedgerowError) as raised:
-        _ = [event async for event in stream.events()]
-    stream.close()
-    return raised.value.message
-
-
 @pytest.mark.parametrize(
     ("status", "left"),
     [
@@ -173,40 +165,6 @@ async def test_a_session_that_failed_with_its_store_is_ended_there_when_it_is_ba
     assert gateway.held()["unrecorded"] == 0
 
 
-async def test_a_key_whose_session_failed_here_is_not_blamed_on_another_gateway(
-    gateway: Gateway, store: RecordedSessions
-) -> None:
-    session_id = await failed(gateway)
-    assert "use another idempotency key" in await error_of(gateway)
-    assert store.states[session_id].finish is ERROR
-
-
-async def test_a_key_whose_gateway_died_ends_its_session(gateway: Gateway, store: RecordedSessions) -> None:
-    session_id = await failed(gateway)
-    store.states[session_id] = store.states[session_id]._replace(owner=OTHER)
-    assert "use another idempotency key" in await error_of(gateway)
-    assert (store.states[session_id].epoch, store.states[session_id].finish) == (2, ERROR)
-
-
-async def test_a_key_whose_session_runs_under_a_live_gateway_says_so(gateway: Gateway, store: RecordedSessions) -> None:
-    session_id = await failed(gateway)
-    store.states[session_id] = store.states[session_id]._replace(owner=OTHER)
-    store.alive.add(OTHER)
-    with pytest.raises(Unavailable, match="runs under another gateway"):
-        await gateway.generate(ASKED, None)
-    assert not store.states[session_id].finish
-
-
-async def test_a_creation_without_an_answer_is_ended_if_it_was_written(
-    gateway: Gateway, store: RecordedSessions
-) -> None:
-    store.forgets_to_answer = True
-    with pytest.raises(Unavailable):
-        await gateway.generate(ASKED, None)
-    await gateway._endings.record()
-    assert [state.finish for state in store.states.values()] == [ERROR]
-
-
 async def test_what_was_created_again_under_the_same_id_is_left_alone(
     gateway: Gateway, store: RecordedSessions
 ) -> None:
@@ -223,7 +181,7 @@ async def test_a_cancel_ends_what_no_gateway_runs(
 ) -> None:
     store.put(record(), owner=owner, length=2)
     store.alive = {owner} if alive else set()
-    assert await gateway.cancel("s1")
+    assert await gateway.cancel("s1", "")
     assert store.states["s1"].cancel_marked
     assert (store.states["s1"].finish is CANCELLED) is ended
 
@@ -249,21 +207,6 @@ async def test_ends_that_wait_are_bounded_and_the_oldest_goes() -> None:
     assert len(endings) == 3
     await endings.record()
     assert [state.finish for state in store.states.values()] == [Finish.NONE, Finish.NONE, ERROR, ERROR, ERROR]
-
-
-async def test_creations_that_nobody_answered_leave_places_for_sessions_that_ran() -> None:
-    """While a store is away, every client's try is one of them."""
-    store = RecordedSessions()
-    endings = Endings(store, 4)
-    for i in range(9):
-        endings.remember(record(f"tried{i}"), written=False)
-    for i in range(2):
-        store.put(record(f"ran{i}"))
-        endings.remember(record(f"ran{i}"))
-    assert len(endings) == 4
-    await endings.record()
-    assert [state.finish for state in store.states.values()] == [ERROR, ERROR]
-    assert len(endings) == 0
 
 
 async def test_a_periodic_task_that_fails_is_done_again(caplog: pytest.LogCaptureFixture) -> None:

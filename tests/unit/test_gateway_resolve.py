@@ -84,7 +84,6 @@ REFUSED = [
 ]
 UNSERVED = [
     (asked(mode=Mode.BEST_EFFORT), "mode"),
-    (asked(detach=True), "detach"),
     (sampling(n=2), "sampling.n"),
     (sampling(frequency_penalty=0.5), "sampling.frequency_penalty"),
     (sampling(presence_penalty=-0.5), "sampling.presence_penalty"),
