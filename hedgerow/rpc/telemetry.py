@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 import prometheus_client as prometheus
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -209,6 +209,7 @@ def _check(name: str) -> None:
 
 # Spans
 
+Span = trace.Span
 Attribute = str | int | float | bool
 _TRACER = trace.get_tracer("hedgerow")  # a proxy: an SDK that is set up later is used from then on
 _FORMAT = TraceContextTextMapPropagator()

@@ -5,11 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from hedgerow.engine.types import EngineLoad, Finish, StepResult
+from hedgerow.engine.types import EngineLoad, Finish, StepResult, Update
 from hedgerow.rpc import telemetry
 
 MOST_ACCEPTED, MOST_SEQUENCES = 32, 128  # the last buckets of their histograms
+PARTS = ("queue_ns", "prefill_ns", "draft_ns", "verify_ns", "accept_ns", "total_ns")
 FINISHES = tuple(finish.name.lower() for finish in Finish if finish)
+
+
+class Attachments:
+    """A span for each attachment of a session, from its start to its last update: below its request's span."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int, int], telemetry.Span] = {}  # as many as the engine holds
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, session_id: str, epoch: int, attempt: int, traceparent: str) -> None:
+        """A start was taken."""
+        key = (session_id, epoch, attempt)
+        if key not in self._open:
+            self._open[key] = telemetry.begin(
+                "attachment", traceparent, session=session_id, epoch=epoch, attempt=attempt
+            )
+
+    def end(self, update: Update) -> None:
+        """Its last update is on its way."""
+        span = self._open.pop((update.session_id, update.epoch, update.attempt), None)
+        if span is None:
+            return
+        if span.is_recording():
+            span.set_attribute("finish", update.finish.name.lower())
+            if update.usage is not None:
+                span.set_attribute("completion_tokens", update.usage.completion_tokens)
+            if update.timings is not None:
+                parts = {
+                    name.replace("_ns", "_ms"): ns / 1e6 for name, ns in vars(update.timings).items() if name in PARTS
+                }
+                span.set_attributes(parts)
+        telemetry.end(span, update.error)
 
 
 class StepMetrics:
@@ -25,6 +60,7 @@ class StepMetrics:
         self._accepted = telemetry.tally(
             "hedgerow_verifier_accepted_nodes", "Nodes of a tree that the target agreed with.", MOST_ACCEPTED
         )
+        self.attachments = Attachments()
         self._ends = telemetry.counter("hedgerow_verifier_ends", "Sequences that ended, by how.", {"finish": FINISHES})
 
     def count(self, result: StepResult) -> None:
@@ -39,6 +75,7 @@ class StepMetrics:
         for update in result.updates:
             if update.finish is not Finish.NONE:
                 self._ends.add(1, update.finish.name.lower())
+                self.attachments.end(update)
 
 
 def watch_engine(load: Callable[[], EngineLoad]) -> None:

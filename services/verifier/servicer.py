@@ -199,7 +199,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
             loaded.engine.start(start_from(message, stream.key, loaded.max_budget))
         except HedgerowError as error:
             return refusal(message, error)
-        stream.live[message.session_id] = (message.epoch, message.attempt)
+        stream.live[message.session_id] = pair = (message.epoch, message.attempt)
+        self._metrics.attachments.begin(message.session_id, *pair, message.trace.traceparent)
         return None
 
     def _cancel(self, loaded: Loaded, message: verifier_pb2.CancelSequence) -> Update | None:
