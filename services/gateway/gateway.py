@@ -117,6 +117,11 @@ class Gateway:
         }
 
     @property
+    def swept(self) -> int:
+        """Sessions without a gateway that this one ended, since the start."""
+        return self._expired.ended
+
+    @property
     def context_length(self) -> int:
         """Tokens of prompt and output together, at most. Raises Unavailable while that is not known."""
         return self._attached().context_length

@@ -90,11 +90,12 @@ class Calls:
             made.over(None)
 
 
-def watch_sessions(counts: Counts, held: Callable[[], Mapping[str, int]]) -> None:
+def watch_sessions(counts: Counts, held: Callable[[], Mapping[str, int]], swept: Callable[[], int]) -> None:
     """Exports what is counted of sessions, and what this process holds for its clients."""
     for field in fields(counts):
         name, text = f"hedgerow_gateway_{field.name}", COUNTED.get(field.name, f"{field.name}, of sessions.")
         telemetry.watch(name, text, lambda name=field.name: getattr(counts, name))  # type: ignore[misc]
+    telemetry.watch("hedgerow_gateway_swept", "Sessions without a gateway that this one ended.", swept)
     telemetry.watch("hedgerow_gateway_held", "What is held for clients, by what.", held, "what", goes_down=True)
 
 
@@ -107,6 +108,8 @@ COUNTED = {
     "repairs": "Sessions of which the store had forgotten something.",
     "repaired_tokens": "Tokens that were appended again.",
     "fenced": "Sessions that another gateway took.",
+    "taken_over": "Sessions that were taken over for a client that came back.",
+    "paused": "Sessions that nobody read for too long.",
     "late": "Streams that ended at their deadline before the store had the end.",
     "dropped": "Updates of an old attempt, or of a session that is gone.",
 }

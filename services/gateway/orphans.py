@@ -40,6 +40,7 @@ class Orphans:
                 continue
             since = self._since[session.id] = before.get(session.id, now)
             if now - since >= self._patience:
+                self._table.counts.paused += 1
                 log.info("nobody reads it: paused", session=session.id, tokens=session.acked)
                 self._table.pause(session)
 

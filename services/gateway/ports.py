@@ -70,5 +70,7 @@ class Counts:
     repairs: int = 0  # sessions of which the store had forgotten something
     repaired_tokens: int = 0  # tokens that were appended again
     fenced: int = 0  # sessions that another gateway took
+    taken_over: int = 0  # sessions that no gateway ran, or this one again, for a client that came back
+    paused: int = 0  # sessions that nobody read for too long
     late: int = 0  # streams that ended at their deadline before the store had the end
     dropped: int = 0  # updates of an old attempt, or of a session that is gone

@@ -15,6 +15,7 @@ from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from services.gateway import convert, limits
 from services.gateway.gateway import Gateway
+from services.gateway.metrics import Call, Calls
 from services.gateway.resolve import INLINE_BYTES
 from services.gateway.stream import Stream
 from services.gateway.types import Generation, Trace
@@ -30,25 +31,29 @@ class GatewayServicer(GatewayServiceServicer):
     """The public contract. Errors leave as exceptions; the server's interceptor makes statuses of them."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+        self._gateway, self._calls = gateway, Calls()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """A call that breaks, or is left, closes the stream: that cancels the session unless it is detached."""
         limits.check_generate(request, self._gateway.context_length)
         asked = _owned(_traced(await _converted(convert.generation, request), context), context)
-        stream = await self._gateway.generate(asked, context.time_remaining())
-        async with aclosing(_events(stream, with_steps=asked.return_steps)) as events:
-            async for event in events:
-                yield pb.GenerateResponse(event=event)
+        with self._calls.call("generate", asked.trace) as call:
+            stream = await self._gateway.generate(
+                dataclasses.replace(asked, trace=call.trace), context.time_remaining()
+            )
+            async with aclosing(_events(stream, call, with_steps=asked.return_steps)) as events:
+                async for event in events:
+                    yield pb.GenerateResponse(event=event)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> AsyncIterator[pb.ResumeResponse]:
         """As Generate, from where the client is."""
         at, tenant = convert.position(request), _tenant(context)
-        stream = await self._gateway.resume(request.session_id, tenant, at, detach=request.detach)
-        with_steps = stream.session.record.return_steps
-        async with aclosing(_events(stream, with_steps=with_steps)) as events:
-            async for event in events:
-                yield pb.ResumeResponse(event=event)
+        with self._calls.call("resume", _trace(context)) as call:
+            stream = await self._gateway.resume(request.session_id, tenant, at, detach=request.detach)
+            with_steps = stream.session.record.return_steps
+            async with aclosing(_events(stream, call, with_steps=with_steps)) as events:
+                async for event in events:
+                    yield pb.ResumeResponse(event=event)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         """Within one step."""
@@ -80,10 +85,11 @@ class GatewayServicer(GatewayServiceServicer):
         add_GatewayServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
 
-async def _events(stream: Stream, *, with_steps: bool) -> AsyncGenerator[pb.SessionEvent, None]:
+async def _events(stream: Stream, call: Call, *, with_steps: bool) -> AsyncGenerator[pb.SessionEvent, None]:
     try:
         async with aclosing(stream.events()) as events:
             async for event in events:
+                call.sent(event, stream.session)
                 yield convert.event(event, with_steps=with_steps)
     finally:
         stream.close()
@@ -100,9 +106,13 @@ def _traced(asked: Generation, context: Context) -> Generation:
     """The trace context of the metadata, where the message has none."""
     if asked.trace.traceparent:
         return asked
+    return dataclasses.replace(asked, trace=_trace(context))
+
+
+def _trace(context: Context) -> Trace:
+    """The trace context of the metadata; empty where there is none that is sound."""
     metadata = dict(context.invocation_metadata() or ())
-    found = limits.known_trace(str(metadata.get("traceparent", "")), str(metadata.get("tracestate", "")))
-    return dataclasses.replace(asked, trace=Trace(*found)) if found[0] else asked
+    return Trace(*limits.known_trace(str(metadata.get("traceparent", "")), str(metadata.get("tracestate", ""))))
 
 
 def _owned(asked: Generation, context: Context) -> Generation:

@@ -138,6 +138,7 @@ class TakeOver:
             return ended(stored)
         options = self.options(stored.record)
         session = self._table.take_over(stored, epoch, options)
+        self._table.counts.taken_over += 1
         log.info("took a session over", session=session.id, epoch=epoch, tokens=len(session.tokens))
         if stored.state.cancel_marked:
             self._table.cancel(session)

@@ -117,7 +117,7 @@ def test_a_call_is_one_span_with_its_attachments_and_its_end(spans: InMemorySpan
 
 def test_what_sessions_count_is_exported_as_it_is() -> None:
     counts, held = Counts(), {"sessions": 3}
-    watch_sessions(counts, lambda: held)
+    watch_sessions(counts, lambda: held, lambda: 4)
     counts.failed_over, held["sessions"] = 2, 1
     assert telemetry.value("hedgerow_gateway_failed_over_total") == 2
     assert telemetry.value("hedgerow_gateway_held", what="sessions") == 1
