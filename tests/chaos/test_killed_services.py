@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, Options, Stream
-from hedgerow.errors import HedgerowError, LostSuffix, Unavailable
-from tests.polling import soon
+from hedgerow.errors import Unavailable
 from tests.stack import Plain, engine_sampling, verifier_load
 
 PROMPT = "class Queue:\n    "
@@ -122,54 +119,37 @@ async def test_a_redis_that_hangs_delays_a_stream_and_loses_nothing(
         assert (session.token_count, session.finish_reason) == (len(tokens), "length")
 
 
-async def test_a_redis_that_is_killed_delays_a_stream_and_loses_nothing_that_it_had_written(
+async def test_a_redis_that_is_killed_delays_a_stream_and_loses_nothing(
     stack: Stack, client: AsyncClient, plain: Plain, idle: None
 ) -> None:
-    """Its log is synced every second, so a crash may lose the last one: only then may the stream end, and say so."""
-    for _ in range(3):
-        stream, tokens = client.generate(PROMPT, **LONG), list[int]()
-        await read(stream, tokens, [], upto=20)
-        stack.kill("redis")
-        lost: LostSuffix | None = None
-        try:
-            await read(stream, tokens, [])
-        except LostSuffix as error:
-            lost = error
-        if lost:
-            assert int(lost.metadata["stored"]) < int(lost.metadata["released"]) == len(tokens)
-            assert tokens == (await expected(client, plain, stream))[: len(tokens)]
-            continue
-        assert tokens == await expected(client, plain, stream)
-        assert (await client.get_session(stream.session_id)).token_count == len(tokens)
-        return
-    pytest.fail("Redis lost data three times: that is not what a killed process does")
+    """Its log is synced every second, so a crash may lose the last one: then the gateway appends it again."""
+    stream, tokens = client.generate(PROMPT, **LONG), list[int]()
+    await read(stream, tokens, [], upto=20)
+    stack.kill("redis")
+    await read(stream, tokens, [])
+    assert tokens == await expected(client, plain, stream)
+    assert (await client.get_session(stream.session_id)).token_count == len(tokens)
 
 
-async def test_a_stream_that_cannot_go_on_ends_with_an_error_that_a_retry_can_help(
-    stack: Stack, client: AsyncClient, plain: Plain
+async def test_a_single_verifier_that_is_killed_delays_a_stream_and_loses_nothing(
+    stack: Stack, client: AsyncClient, plain: Plain, idle: None
 ) -> None:
-    """What was released is right, the error says when to come back, and then all is as before."""
     stream, tokens, nodes = client.generate(PROMPT, **LONG), list[int](), list[int]()
     await read(stream, tokens, nodes, upto=20)
     stack.kill("verifier")
-    with pytest.raises(HedgerowError) as broken:
-        await read(stream, tokens, nodes)
-    assert isinstance(broken.value, Unavailable)
-    assert broken.value.retry_after
-    await asyncio.to_thread(stack.wait_ready, "verifier")
-    await soon_served(client, plain)
-    assert tokens == (await expected(client, plain, stream))[: len(tokens)]
+    await read(stream, tokens, nodes)
+    assert tokens == await expected(client, plain, stream)
 
 
-async def test_a_gateway_that_is_killed_leaves_no_sequence_behind(
-    stack: Stack, client: AsyncClient, plain: Plain
+async def test_a_single_gateway_that_is_killed_delays_a_stream_and_leaves_nothing_behind(
+    stack: Stack, client: AsyncClient, plain: Plain, idle: None
 ) -> None:
+    """The client resumes by itself where the next gateway is there."""
     stream, tokens, nodes = client.generate(PROMPT, **LONG), list[int](), list[int]()
     await read(stream, tokens, nodes, upto=20)
     stack.kill("gateway")
-    with pytest.raises(HedgerowError):
-        await read(stream, tokens, nodes)
-    await soon(lambda: verifier_load(stack).held_sequences == 0)
+    await read(stream, tokens, nodes)
+    assert tokens == await expected(client, plain, stream)
     load = verifier_load(stack)
     assert load.free_pages == load.total_pages
     await asyncio.to_thread(stack.wait_ready, "gateway")
