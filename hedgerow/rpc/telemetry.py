@@ -31,6 +31,7 @@ from hedgerow.rpc.logs import get_log
 
 log = get_log(__name__)
 
+prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series: nobody asks for it
 REGISTRY = CollectorRegistry()
 prometheus.ProcessCollector(registry=REGISTRY)  # CPU, memory, file descriptors
 

@@ -13,17 +13,21 @@ import pytest
 from hedgerow.cli.child import Child
 from hedgerow.cli.embedded_redis import EmbeddedRedis
 from hedgerow.cli.ports import free_ports
+from hedgerow.cli.supervisor import Stack, StackConfig
+from hedgerow.client import AsyncClient
 from hedgerow.engine.types import Finish, StepResult, StepStats, StepTimings, Update
+from hedgerow.errors import SessionUnknown
 from hedgerow.v1 import common_pb2
 from services.verifier.metrics import StepMetrics
 from tests.attach import TestGateway
 from tests.kvstore_calls import Session, gateway_on
 from tests.processes import address, service
-from tests.stack import Models
+from tests.stack import ROOT, Models
 
 SAMPLING = common_pb2.SamplingParams(temperature=1, seed=5, max_tokens=40, ignore_eos=True)
 # labels whose values the program decides
-LABELS = {"finish", "reason", "outcome", "status", "le"}
+LABELS = {"finish", "reason", "outcome", "status", "method", "what", "le"}
+PAGE = (ROOT / "docs" / "metrics.md").read_text()
 STANDARD = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 
 Numbers = dict[str, float]
@@ -50,6 +54,8 @@ def check_names(numbers: Numbers, name: str) -> None:
     assert numbers.keys() >= STANDARD
     for series in numbers.keys() - STANDARD:
         assert series.startswith((f"hedgerow_{name}_", "process_")), series
+        family = re.sub(r"_(bucket|count|sum)$", "", series.partition("{")[0])
+        assert not series.startswith("hedgerow") or f"`{family}`" in PAGE, f"{family} is not in docs/metrics.md"
         assert set(re.findall(r'(\w+)="', series)) <= LABELS, series
     assert len(numbers) < 600
 
@@ -146,6 +152,32 @@ async def test_the_kvstore_counts_appends_by_answer(ports: list[int], tmp_path_f
     assert did[f"{k}_tokens_total"] == 12
     assert did[f"{k}_redis_exchanges_total"] >= 3
     assert (did[f"{k}_redis_silences_total"], did[f"{k}_redis_shortfalls_total"]) == (0, 0)
+
+
+async def test_a_gateway_counts_calls_by_outcome_and_its_failovers(
+    tiny: Models, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A verifier is killed in mid-stream and the client does not notice; the counters do."""
+    (port,) = free_ports(1)
+    data, settings = tmp_path_factory.mktemp("data"), {"gateway": {"METRICS_ADDRESS": f"127.0.0.1:{port}"}}
+    with Stack(StackConfig(ROOT, tiny.target, data, drafter=tiny.drafter, settings=settings)) as stack:
+        async with AsyncClient(stack.address("gateway")) as client:
+            before, tokens = await look(port), list[int]()
+            async for chunk in client.generate([1, 2, 3], max_tokens=3000, ignore_eos=True, seed=1, budget=0):
+                if not tokens:
+                    stack.kill("verifier")
+                tokens += chunk.tokens
+            with pytest.raises(SessionUnknown):
+                await client.resume("0" * 32).result()
+            did = moved(before, await look(port))
+    check_names(did, "gateway")
+    g = "hedgerow_gateway"
+    assert did[f'{g}_calls_total{{method="generate",outcome="length"}}'] == 1
+    assert did[f'{g}_calls_total{{method="resume",outcome="session_unknown"}}'] == 1
+    assert did[f'{g}_tokens_total{{method="generate"}}'] == len(tokens) == 3000
+    assert did[f'{g}_first_token_seconds_count{{method="generate"}}'] == 1
+    assert (did[f"{g}_failed_over_total"], did[f"{g}_attached_total"] >= 2) == (1, True)
+    assert did[f"{g}_fenced_total"] == did[f"{g}_repairs_total"] == 0
 
 
 def test_a_steps_counting_takes_a_few_microseconds() -> None:
