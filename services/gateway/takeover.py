@@ -113,7 +113,7 @@ class TakeOver:
         session_id = record.session_id
         if session_id in self._unsure:
             ours = (await self._store.get(session_id, ALL)).state.owner == self._store.owner
-            del self._unsure[session_id]
+            self._unsure.pop(session_id, None)  # settle may have been as quick
         try:
             return await self._store.acquire(record, only_expired=not ours)
         except Fenced:
