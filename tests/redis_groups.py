@@ -127,6 +127,7 @@ def sentinels(folder: Path) -> Iterator[Sentinels]:
 def cluster(folder: Path, primaries: int) -> Iterator[list[EmbeddedRedis]]:
     """A Redis Cluster whose first `primaries` nodes share the slots; the rest is for the test to use."""
     settings = {"cluster-enabled": "yes", "cluster-node-timeout": "1000", "cluster-config-file": "nodes.conf"}
+    settings["cluster-allow-replica-migration"] = "no"  # a node that gave its slots away stays a primary
     with servers(folder, primaries + 1, debian(), settings) as nodes, ExitStack() as stack:
         clients = [stack.enter_context(client_of(node)) for node in nodes]
         for i, client in enumerate(clients[:primaries]):

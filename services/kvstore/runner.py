@@ -21,7 +21,7 @@ from services.kvstore.topology import Topology
 
 RETRY_AFTER = 0.2
 """Seconds after which a caller may try again when Redis is away."""
-TRIES = 4
+TRIES = 6
 """How often one call is sent at most."""
 BEAT = b"#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], '', 'PX', 1000)"
 """A write that leaves nothing behind, and that a Redis without memory takes too."""
