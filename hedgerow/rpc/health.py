@@ -2,7 +2,8 @@
 
 The process is SERVING while it has started, nobody reports a trouble, and it is not draining. Troubles come from
 checks that are polled, and from `report`, for whoever notices first. The overall service "" and every named service
-share one status, because a process serves one thing.
+share one status, because a process serves one thing. The name "live" is SERVING whenever it can be answered: what
+restarts a process that hangs must not end one that loads a model, waits for a peer or drains.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hedgerow.rpc.logs import get_log
 
 SERVICE = "grpc.health.v1.Health"
 STARTING = "starting"
+LIVE = "live"  # a name for liveness probes
 log = get_log(__name__)
 
 Check = Callable[[], Awaitable[str | None]]
@@ -118,7 +120,7 @@ class Health:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def _check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
-        if request.service not in ("", *self.services):
+        if request.service not in ("", LIVE, *self.services):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         return health_pb2.HealthCheckResponse(status=self._status(request.service))
 
@@ -147,6 +149,8 @@ class Health:
         return response
 
     def _status(self, service: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+        if service == LIVE:
+            return health_pb2.HealthCheckResponse.SERVING
         if service not in ("", *self.services):
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         return health_pb2.HealthCheckResponse.SERVING if self.serving else health_pb2.HealthCheckResponse.NOT_SERVING

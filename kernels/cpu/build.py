@@ -2,6 +2,7 @@
 
     path = build(folder)            # the library; raises BuildError where it cannot be had
     python -m kernels.cpu.build     # the same at set-up, so that no service has to wait for it
+    python -m kernels.cpu.build --prebuilt FOLDER   # one for each instruction set, found where no compiler is
 
 The file's name is a SHA-256 of everything that decides its contents: sources, flags, instruction set, compiler and its
 version. Flags are pinned and fused multiply-adds are written out in the sources, so that no choice of compiler, level
@@ -60,11 +61,14 @@ def build(
 ) -> Path:
     """The library below `folder`, compiled where it is not there whole.
 
-    compiler: its name or path; None: the first of cc, gcc and clang. isa: None is the best that this CPU has. Of
-    several processes one builds and the others wait; a library appears under its name complete or not at all.
+    compiler: its name or path; None: a prebuilt library, else the first of cc, gcc and clang. isa: None is the best
+    that this CPU has. Of several processes one builds and the others wait; a library appears under its name complete
+    or not at all.
     """
-    found = find_compiler(compiler)
     flags = (*FLAGS, level, *ISA_FLAGS[isa or isa_of_this_cpu()], *(f"-D{name}" for name in defines))
+    if compiler is None and is_whole(prebuilt(folder, flags)):
+        return prebuilt(folder, flags)
+    found = find_compiler(compiler)
     path = folder / f"hedgerow-{digest(flags, version_of(found))[:32]}.so"
     if is_whole(path):
         return path
@@ -80,6 +84,25 @@ def build(
     except OSError as error:
         raise BuildError(f"{folder} cannot be written: {error.strerror}", str(error)) from None
     return path
+
+
+def prebuilt(folder: Path, flags: Sequence[str]) -> Path:
+    """Where a library lies that another machine built, say at an image's build: no compiler is in its name."""
+    return folder / f"prebuilt-{digest(flags, '')[:32]}.so"
+
+
+def prebuild(folder: Path) -> list[Path]:
+    """Builds for every instruction set that machines of this kind may have. Raises BuildError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    x86 = platform.machine() not in ("aarch64", "arm64")
+    sets: tuple[InstructionSet, ...] = ("avx512", "avx2") if x86 else ("baseline",)
+    paths = []
+    for isa in sets:
+        flags = (*FLAGS, "-O2", *ISA_FLAGS[isa])
+        paths.append(prebuilt(folder, flags))
+        compile_all(find_compiler(), flags, paths[-1])
+        seal_of(paths[-1]).write_text(hash_of(paths[-1]))
+    return paths
 
 
 @contextlib.contextmanager
@@ -176,8 +199,11 @@ def best_isa(features: frozenset[str]) -> InstructionSet:
     return "avx512" if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= features else "avx2"
 
 
-def main() -> int:
+def main(argv: Sequence[str] = ()) -> int:
     """Builds into `BUILDS`, or says why not: then the engine is PyTorch's, which is no failure."""
+    if argv[:1] == ["--prebuilt"] and len(argv) == 2:
+        print("compiled engine:", *prebuild(Path(argv[1])))
+        return 0
     try:
         print(f"compiled engine: {build()}")
     except BuildError as error:
@@ -186,4 +212,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

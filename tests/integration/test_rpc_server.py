@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from hedgerow import errors
-from hedgerow.rpc import health_list
+from hedgerow.rpc import health_list, probe
 from hedgerow.rpc.channel import open_channel
 from tests.echo_service import SERVICE
 from tests.kvstore_calls import error_of, outcome_of
@@ -280,3 +280,16 @@ def test_taken_port_ends_the_process_with_the_variable(echo: Service, tmp_path: 
     service = Service("tests.echo_service", ready_file=tmp_path / "ready", listen=f"127.0.0.1:{echo.port}")
     assert service.wait() != 0
     assert "HEDGEROW_LISTEN" in service.text
+
+
+async def test_liveness_is_an_answer_and_readiness_what_it_says(starting: Service, tmp_path: Path) -> None:
+    """A probe that restarts must not end what loads, waits for a peer or drains (kserve#5062, odh-kserve#1161)."""
+    address = f"127.0.0.1:{starting.bound()[0]}"
+    async with open_channel(address) as channel:
+        alive = await health(channel).Check(check("live"), timeout=5)
+        ready = await health(channel).Check(check(), timeout=5)
+    assert (alive.status, ready.status) == (SERVING, NOT_SERVING)
+    assert (probe.main([address, "--live"]), probe.main([address])) == (0, 1)
+    (tmp_path / "ready").touch()
+    await soon(lambda: probe.main([address]) == 0)
+    assert probe.main(["127.0.0.1:1", "--live", "--timeout", "1"]) == 1

@@ -167,6 +167,22 @@ def test_a_build_is_made_once_and_again_when_anything_that_decides_it_changes(
     assert len({first, *others}) == 6
 
 
+@needs_compiler
+def test_a_prebuilt_engine_is_found_where_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an image: built on another machine, on a file system that takes no writes."""
+    made = builder.prebuild(tmp_path)
+    assert len({path.name for path in made}) == len(made)
+    tmp_path.chmod(0o500)
+    monkeypatch.setattr(builder, "COMPILERS", ())
+    assert build(tmp_path) in made
+    Library(build(tmp_path))
+    with pytest.raises(BuildError, match="no C compiler"):
+        build(tmp_path, defines=("OTHER",))
+    build(tmp_path).write_bytes(b"damaged")
+    with pytest.raises(BuildError, match="no C compiler"):
+        build(tmp_path)
+
+
 @pytest.mark.parametrize("damage", ["library", "seal"])
 def test_a_damaged_build_is_made_again_not_loaded(tmp_path: Path, damage: str) -> None:
     compiler, folder = script(tmp_path, COUNTING), tmp_path / "builds"
