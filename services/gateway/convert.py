@@ -119,7 +119,8 @@ def session(s: m.Stored) -> public.GetSessionResponse:
     return public.GetSessionResponse(
         session_id=s.record.session_id, model=s.record.model, prompt_tokens=len(s.record.prompt),
         token_count=s.state.length, finish_reason=number(s.state.finish), usage=usage_pb(s.state.usage),
-        digest=s.state.digest, sampling=sampling_pb(s.record.resolved), mode=number(s.record.mode),
+        digest=s.state.digest, sampling=sampling_pb(s.record.resolved),
+        mode=number(s.record.mode if s.state.best_effort_from is None else types.Mode.BEST_EFFORT),
         fingerprint=fingerprint_pb(s.record.fingerprint),
     )  # fmt: skip
 

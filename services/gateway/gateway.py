@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
-from hedgerow.errors import HedgerowError, NotFound, SessionUnknown, Unavailable
+from hedgerow.errors import DeadlineExceeded, HedgerowError, NotFound, SessionUnknown, Unavailable
 from hedgerow.rpc.logs import get_log
 from services.gateway.config import GatewayConfig
 from services.gateway.creating import ID_BYTES, Creating, new_record, seconds_until, session_id_of
@@ -132,7 +132,8 @@ class Gateway:
         The key's session is the same where prompt, sampling parameters and model are: the budget changes no token, so
         another one joins, and gets the session as the first caller asked for it: its speed, its deadline, and
         statistics only if that one wanted some.
-        Raises InvalidRequest, Unsupported, Overloaded, Unavailable; KeyConflict where the key's session is another.
+        Raises InvalidRequest, Unsupported, Overloaded, Unavailable, DeadlineExceeded; KeyConflict where the key's
+        session is another.
         """
         model = self._attached(asked.model)
         resolved = await self._resolver.resolve(asked, model)
@@ -140,7 +141,11 @@ class Gateway:
         record = new_record(session_id_of(asked, self._secret), asked, resolved, model, seconds)
         deadline = None if seconds is None else time.monotonic() + seconds
         options = Options(asked.priority, deadline, asked.trace, asked.return_steps, asked.return_trees)
-        session = await self._creating.open(record, options)
+        try:
+            async with asyncio.timeout(seconds):
+                session = await self._creating.open(record, options)
+        except TimeoutError:
+            raise DeadlineExceeded("the session could not be written to the store before its deadline") from None
         return Stream(session, self._tokenizer.pieces, self._resuming, detach=asked.detach)
 
     async def resume(self, session_id: str, tenant: str, at: Position, *, detach: bool) -> Stream:

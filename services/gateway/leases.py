@@ -16,6 +16,7 @@ from services.gateway.messages import Granted, State, Stored
 from services.gateway.types import Record
 
 FIRST_DELAY, LAST_DELAY = 0.05, 1.0  # seconds between tries while the store is away
+AT_ONCE = 16  # calls on their way; with a store that is away, all sessions of this gateway wait here
 NO_TOKENS = (1 << 31) - 1  # from this offset on there are none
 Answer = TypeVar("Answer")
 Repaired = Callable[[Granted | HedgerowError], None]
@@ -42,6 +43,7 @@ class Leases:
 
     def __init__(self, store: Store, patience: float) -> None:
         self._store, self._patience = store, patience
+        self._places = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -103,7 +105,8 @@ class Leases:
         end = loop.time() + self._patience
         while True:
             try:
-                return await call()
+                async with self._places:
+                    return await call()
             except (Unavailable, Overloaded):
                 if loop.time() >= end:
                     raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from typing import Protocol
 
 from hedgerow import errors
 from hedgerow.rpc import telemetry
-from services.gateway.ports import Counts
+from services.gateway.ports import Counts, Verifier
 from services.gateway.session import Session
 from services.gateway.stream import Chunk, Event, Finished
 from services.gateway.types import Finish, Trace
@@ -99,10 +100,35 @@ def watch_sessions(counts: Counts, held: Callable[[], Mapping[str, int]], swept:
     telemetry.watch("hedgerow_gateway_held", "What is held for clients, by what.", held, "what", goes_down=True)
 
 
+def watch_peers(verifiers: Sequence[Verifier], store: Appends, waiting: Callable[[], int]) -> None:
+    """Exports how the way to verifiers and store is."""
+    name = "hedgerow_gateway"
+    telemetry.watch(f"{name}_verifiers", "Verifiers that are attached.", lambda: _attached(verifiers), goes_down=True)
+    telemetry.watch(f"{name}_waiting_sessions", "Sessions without a verifier.", waiting, goes_down=True)
+    telemetry.watch(f"{name}_resent_entries", "Entries that were appended again to the store.", lambda: store.resent)
+    telemetry.watch(f"{name}_store_moves", "Times that a kvstore was left for the next one.", lambda: store.moves)
+
+
+def _attached(verifiers: Sequence[Verifier]) -> int:
+    return sum(verifier.attached for verifier in verifiers)
+
+
+class Appends(Protocol):
+    """The way to the store."""
+
+    moves: int
+
+    @property
+    def resent(self) -> int:
+        """Entries that were sent again."""
+
+
 COUNTED = {
     "attached": "Attachments of a session to a verifier.",
     "failed_over": "Sessions whose verifier was lost.",
     "refused": "Attachments that a verifier ended.",
+    "recovered": "Sessions that had a new token after a verifier was lost or ended their attachment.",
+    "recovery_seconds": "Until then, all of them together.",
     "best_effort": "Sessions that went on under another fingerprint.",
     "given_up": "Sessions that were released because no verifier took them.",
     "repairs": "Sessions of which the store had forgotten something.",

@@ -65,6 +65,8 @@ class Counts:
     attached: int = 0  # attachments of a session to a verifier
     failed_over: int = 0  # sessions whose verifier was lost
     refused: int = 0  # attachments that a verifier ended
+    recovered: int = 0  # sessions that had a new token after a verifier was lost or ended their attachment
+    recovery_seconds: float = 0.0  # until then, all of them together
     best_effort: int = 0  # sessions that went on under another fingerprint
     given_up: int = 0  # sessions that were released because no verifier took them
     repairs: int = 0  # sessions of which the store had forgotten something

@@ -100,7 +100,7 @@ class Repairs:
         elif session.digest_at(state.length) != state.digest:
             error = InvariantViolation(f"session {session.id}: another text is stored below {state.length}")
             if session.best_effort_from is not None:
-                error = Fenced(session.id, session.epoch, state.epoch)
+                error = Unavailable(f"session {session.id}", "its log went on otherwise", 0.1)
         else:
             return True
         self._host.failed(session, error)

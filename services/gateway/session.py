@@ -88,6 +88,7 @@ class Session:
         self.done = False
         self.pausing: HedgerowError | None = None  # what readers get once its appends have settled
         self.repairing = False  # a new lease is on its way: nothing is appended meanwhile
+        self.is_late = False  # its end is not recorded, long after its deadline
         self.repairs = 0  # since the store took an append
         self.moved = False  # a verifier that had taken it was lost
         self.heard_at: float | None = None  # when the verifier last said something under this attempt

@@ -43,7 +43,7 @@ class StoreCalls:
     def __init__(self, addresses: str, owner: bytes, lease: float, retention: float = 0.0) -> None:
         self.owner, self.lease, self.retention = owner, lease, retention
         self._replicas = [_replica(address) for address in split(addresses)]
-        self._at = 0
+        self._at = self.moves = 0  # `moves`: times that a replica did not answer and the next was taken
 
     @property
     def address(self) -> str:
@@ -157,6 +157,7 @@ class StoreCalls:
     def _move_on(self, at: int) -> None:
         """Replica `at` did not answer. Whoever else saw that may have moved on already."""
         if at == self._at and len(self._replicas) > 1:
+            self.moves += 1
             self._at = (at + 1) % len(self._replicas)
             log.warning("a kvstore does not answer", address=self._replicas[at].address, next=self.address)
 

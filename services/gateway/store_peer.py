@@ -21,6 +21,7 @@ from services.gateway.outbox import Outbox
 from services.gateway.peers import FIRST_DELAY, LAST_DELAY, Report, ended
 from services.gateway.store_calls import StoreCalls, unreachable
 
+ANSWER = 5.0  # seconds for the answer to an append, until it is sent again over another stream, elsewhere if there is
 IN_FLIGHT = 2  # messages to the store without an answer
 LEASE = 4.0  # seconds that this gateway's leases outlive its last renewal
 log = get_log(__name__)
@@ -41,10 +42,11 @@ class StorePeer(StoreCalls):
 
     def __init__(self, addresses: str, owner: bytes, patience: float, report: Report, lease: float = LEASE) -> None:
         super().__init__(addresses, owner, lease)
-        self._patience, self._report = patience, report
-        self.messages_sent = 0
+        self._patience, self._report, self._answer = patience, report, min(patience, ANSWER)
+        self.messages_sent = self._resent = 0
         self._outbox = Outbox(patience)
         self._unanswered: dict[int, _Sent] = {}  # by batch, the oldest first
+        self._opened = 0.0  # time.monotonic() of the stream
         self._deadline: asyncio.Timeout | None = None  # of the answer to the oldest, while a stream is open
         self._away_since: float | None = None  # since when a broken stream leaves appends without an answer
         self._wake = asyncio.Event()
@@ -53,6 +55,11 @@ class StorePeer(StoreCalls):
     def unanswered(self) -> int:
         """Entries that the store has not answered."""
         return len(self._outbox)
+
+    @property
+    def resent(self) -> int:
+        """Entries that were sent again, since the start."""
+        return self._outbox.resent + self._resent
 
     def append(self, entries: Sequence[Append]) -> None:
         """See ports.Store."""
@@ -86,7 +93,7 @@ class StorePeer(StoreCalls):
             delay = min(2 * delay, LAST_DELAY)
 
     async def _exchange(self, appended: Callable[[Sequence[Appended]], None]) -> None:
-        at = self._at
+        at, self._opened = self._at, time.monotonic()
         call = self._stub.Append()
         writer = asyncio.create_task(self._write(call))
         try:
@@ -94,7 +101,7 @@ class StorePeer(StoreCalls):
                 await self._read(call, appended)
         except TimeoutError:
             self._move_on(at)
-            raise Unavailable("kvstore", f"no answer to an append within {self._patience:g} s") from None
+            raise Unavailable("kvstore", f"no answer to an append within {self._answer:g} s") from None
         except (grpc.aio.AioRpcError, HedgerowError):
             self._move_on(at)
             raise
@@ -123,7 +130,7 @@ class StorePeer(StoreCalls):
         if self._deadline is None:
             return
         oldest = next(iter(self._unanswered.values()), None)
-        left = None if oldest is None else oldest.at + self._patience - time.monotonic()
+        left = None if oldest is None else max(oldest.at, self._opened) + self._answer - time.monotonic()
         self._deadline.reschedule(None if left is None else asyncio.get_running_loop().time() + left)
 
     def _is_lost(self) -> bool:
@@ -138,6 +145,7 @@ class StorePeer(StoreCalls):
     async def _write(self, call: grpc.aio.StreamStreamCall[kv.AppendRequest, kv.AppendResponse]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells
             for batch_id, sent in list(self._unanswered.items()):
+                self._resent += len(sent.entries)
                 await call.write(convert_store.append(batch_id, sent.entries, self.owner))
             while True:
                 while len(self._unanswered) < IN_FLIGHT and (entries := self._outbox.take()):

@@ -169,4 +169,5 @@ class Stream:
             raise session.error
         assert session.end is not None, "a session is done when it has an end"
         offset = last.offset + len(last.tokens)
-        return Finished(session.end, session.timings, offset, self._text.offset, last.digest, session.record.mode)
+        mode = session.record.mode if session.best_effort_from is None else Mode.BEST_EFFORT
+        return Finished(session.end, session.timings, offset, self._text.offset, last.digest, mode)

@@ -25,13 +25,8 @@ from services.gateway.reader import Reader
 from services.gateway.repairs import Repairs
 from services.gateway.session import Gap, Options, Session
 from services.gateway.types import Finish, Record
+from services.gateway.upkeep import Upkeep
 from services.gateway.verifiers import Verifiers, Work
-
-# Seconds after its deadline at which a session is ended here, where its verifier has not done so in its own step.
-LATE = 0.2
-# Seconds for which a verifier may say nothing of a session that it runs, until the lease is checked, and until it is
-# asked for the session again.
-QUIET, STALLED = 5.0, 15.0
 
 
 class SessionTable:
@@ -55,15 +50,21 @@ class SessionTable:
     ) -> None:
         self._verifiers, self._store, self._leases = verifiers, store, leases
         self._unrecorded, self._clock = unrecorded, clock
-        self._lag, self._patience = lag, patience
+        self._lag = lag
         self.sessions: dict[str, Session] = {}
         self.counts = verifiers.counts
+        self._upkeep = Upkeep(self, verifiers, lag, patience, clock)
         self._repairs = Repairs(self, store, leases, self.counts, self._now_ns)
 
     @property
     def dropped(self) -> int:
         """Updates of an old attempt, or of a session that is gone."""
         return self.counts.dropped
+
+    @property
+    def waiting(self) -> int:
+        """Sessions without a verifier."""
+        return self._verifiers.waiting
 
     def begin(self, record: Record, epoch: int, options: Options) -> Session:
         """Own a session that the store has just created, and attach it."""
@@ -110,13 +111,13 @@ class SessionTable:
         if session.end is not None:
             return False
         self._verifiers.cancel(session)
-        self._append([session.close(reason, self._now_ns(), error)])
+        self.append([session.close(reason, self._now_ns(), error)])
         return True
 
     def stepped(self, updates: Sequence[Update], timings: Timings) -> None:
         """A message of the verifier: append all of it at once."""
         now = self._now_ns()
-        self._append([entry for update in updates if (entry := self._extend(update, timings, now))])
+        self.append([entry for update in updates if (entry := self._extend(update, timings, now))])
 
     def appended(self, results: Sequence[Appended]) -> None:
         """An answer of the store: release what it has, and tell the verifier once a session."""
@@ -160,43 +161,20 @@ class SessionTable:
             self.failed(session, error)
 
     def sweep(self) -> None:
-        """Place what has no verifier; end sessions whose deadline passed or whose readers do not read.
-
-        To be called some ten times a second.
-        """
-        for session, error in self._verifiers.sweep():
-            if isinstance(error, Unavailable):
-                self.pause(session, error)
-            else:
-                self.cancel(session, Finish.ERROR, error)
-        now = self._clock()
-        for session in list(self.sessions.values()):
-            if session.end is not None:
-                continue  # an end on its way needs no reader, and there may be none
-            deadline = session.options.deadline
-            if deadline is not None and now >= deadline + (LATE if self._verifiers.is_placed(session) else 0.0):
-                self.cancel(session, Finish.DEADLINE)
-            elif session.heard_at is not None and now - session.heard_at >= QUIET and not session.may_be_held:
-                self._doubt(session, now)
-            elif session.held_since is not None and now - session.held_since > self._patience:
-                behind = session.acked - max((reader.cursor for reader in session.readers), default=0)
-                self.cancel(session, Finish.ERROR, Overloaded("the client's stream", behind, self._lag, 1.0))
+        """See Upkeep."""
+        self._upkeep.sweep()
 
     def refresh(self, age: float) -> None:
-        """Append nothing to sessions whose last append is `age` seconds old: what runs must not expire."""
-        now = self._now_ns()
-        old = [s for s in self.sessions.values() if s.end is None and s.settled and now - s.appended_ns >= age * 1e9]
-        self._append([session.refresh(now) for session in old if not session.pausing and not session.repairing])
+        """See Upkeep."""
+        self._upkeep.refresh(age)
 
-    def _doubt(self, session: Session, now: float) -> None:
-        """Its verifier speaks to others, and not about this session: it may be another gateway's by now, which only the
-        store knows; if it is not, the verifier is asked for it again.
+    def append(self, entries: Iterable[Append]) -> None:
+        """Send entries to the store. What a session appends while it is being repaired goes afterwards, with all that
+        is missing.
         """
-        assert session.heard_at is not None
-        if now - session.heard_at >= STALLED:
-            self._verifiers.attach(session, Unavailable("verifier", "it does not go on with the session"))
-        elif now - session.appended_ns / 1e9 >= QUIET and session.settled and not session.pausing:
-            self._append([session.refresh(self._now_ns())])
+        sent = [entry for entry in entries if not self.sessions[entry.session_id].repairing]
+        if sent:
+            self._store.append(sent)
 
     def _extend(self, update: Update, timings: Timings, now_ns: int) -> Append | None:
         session = self.sessions.get(update.session_id)
@@ -242,12 +220,6 @@ class SessionTable:
         session.appended_ns = self._now_ns()  # the store counts from the lease on
         self._verifiers.attach(session)
         return session
-
-    def _append(self, entries: Iterable[Append]) -> None:
-        """What a session appends while it is being repaired is appended with all that is missing, afterwards."""
-        sent = [entry for entry in entries if not self.sessions[entry.session_id].repairing]
-        if sent:
-            self._store.append(sent)
 
     def _settle(self, session: Session) -> None:
         """Drop a session that is to be paused, once nothing of it is on its way."""

@@ -115,7 +115,10 @@ class Verifiers:
 
     def progressed(self, session: Session) -> None:
         """It has new tokens: what went wrong before is over."""
-        self._troubles.pop(session.id, None)
+        trouble = self._troubles.pop(session.id, None)
+        if trouble is not None:
+            self.counts.recovered += 1
+            self.counts.recovery_seconds += self._clock() - trouble.since
 
     def has_another(self, session: Session) -> bool:
         """Whether there is a verifier that has not refused this session since its last token."""

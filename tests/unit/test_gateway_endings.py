@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from hedgerow.errors import Fenced, InvariantViolation, SessionUnknown, Unavailable
+from hedgerow.errors import DeadlineExceeded, Fenced, InvariantViolation, SessionUnknown, Unavailable
 from services.gateway.config import GatewayConfig
 from services.gateway.endings import Endings
 from services.gateway.gateway import Gateway, every
 from services.gateway.messages import Append, Appended, AppendStatus, Created, Granted, State, Stored, Usage
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import Fingerprint, Finish, Generation, Model, Record, Sampling
+from tests.polling import soon
 from tests.unit.gateway_peers import CANCELLED, ERROR, OWNER, Bench, record, update
 from tests.unit.test_tokenizer import BUNDLED
 
@@ -29,6 +30,8 @@ class RecordedSessions:
     def __init__(self) -> None:
         self.owner, self.records, self.states = OWNER, dict[str, Record](), dict[str, State]()
         self.away = self.forgets_to_answer = False
+        self.gate = asyncio.Event()
+        self.gate.set()
         self.alive = {OWNER}
         self.marked: list[str] = []
         self.unanswered = 0
@@ -38,6 +41,7 @@ class RecordedSessions:
         self.states[new.session_id] = State(**{"epoch": 1, "owner": OWNER, **state})
 
     async def create(self, new: Record, digest: bytes) -> Created:
+        await self.gate.wait()
         self._check()
         if new.session_id in self.records:
             return Created(0, self.states[new.session_id])
@@ -232,3 +236,16 @@ async def test_a_periodic_task_that_fails_is_done_again(caplog: pytest.LogCaptur
         "max() arg is an empty sequence",
         "odd",
     ]
+
+
+async def test_a_deadline_passes_while_a_session_is_written(gateway: Gateway, store: RecordedSessions) -> None:
+    """A store that hangs kept the client beyond its deadline, and the session would have run for nobody."""
+    store.gate.clear()
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineExceeded):
+        await gateway.generate(dataclasses.replace(ASKED, deadline_ms=50), None)
+    assert asyncio.get_running_loop().time() - began < 1
+    store.gate.set()
+    await soon(lambda: not gateway.held()["creating"])
+    (session,) = gateway.table.sessions.values()
+    assert session.end is not None

@@ -8,8 +8,8 @@ from hedgerow.errors import Fenced, HedgerowError, Internal, InvalidRequest, Ove
 from services.gateway.messages import Appended, AppendStatus, Granted, State
 from services.gateway.session import Options, Session
 from services.gateway.silence import Silence
-from services.gateway.table import QUIET, STALLED
 from services.gateway.types import Fingerprint
+from services.gateway.upkeep import QUIET, STALLED
 from services.gateway.verifiers import FIRST_DELAY, LAST_DELAY, MAX_FAULTS, Policy, Work
 from tests.unit.gateway_peers import (
     CANCELLED,
@@ -99,6 +99,7 @@ def test_without_a_standby_sessions_wait_for_the_verifier_to_come_back() -> None
     bench.acknowledge()
     assert bench.store.tokens["s1"] == [1, 2]
     assert bench.verifiers.waiting == 0
+    assert (bench.table.counts.recovered, bench.table.counts.recovery_seconds) == (1, 60)
 
 
 def test_a_session_that_waits_too_long_is_released_and_can_be_resumed() -> None:
@@ -304,6 +305,17 @@ def test_a_deadline_is_the_verifiers_first_and_the_gateways_a_little_later() -> 
     assert (bench.store.end("s1").finish, bench.store.end("s2").finish) == (DEADLINE, DEADLINE)
     assert bench.engine.cancels == [("s2", 1, 1)]
     assert other.done
+
+
+def test_an_end_that_the_store_does_not_take_is_counted_as_late_once() -> None:
+    bench = Bench()
+    session = bench.begin(options=Options(deadline=bench.clock.now + 5))
+    bench.read(session)
+    bench.later(5.5)
+    assert (session.end is not None, bench.table.counts.late) == (True, 0)
+    bench.later(1)
+    bench.later(1)
+    assert bench.table.counts.late == 1
 
 
 def test_a_cancel_reaches_a_session_that_waits_for_a_verifier() -> None:
