@@ -31,7 +31,8 @@ KINDS = pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "seede
 def pair(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack with two verifiers. A killed one comes back after some seconds: what goes on at once is on the other."""
     config = StackConfig(
-        ROOT, models.target, tmp_path_factory.mktemp("pair"), verifiers=2, backoff=Backoff(first=5.0, most=5.0),
+        ROOT, models.target, tmp_path_factory.mktemp("pair"), verifiers=2, kvstores=2,
+        backoff=Backoff(first=5.0, most=5.0),
         settings={"verifier": {"RUN_AHEAD": "64"}},
     )  # fmt: skip
     with Stack(config) as running:
@@ -187,4 +188,52 @@ async def test_a_deadline_passes_without_a_verifier(pair: Stack, plain: Plain) -
     assert read.finished is not None
     assert read.finished.reason == common_pb2.FINISH_REASON_DEADLINE
     assert 2.9 < time.monotonic() - began < 4.0
+    assert read.tokens == read.expected(plain)[: len(read.tokens)]
+
+
+def kvstore_in_use(stack: Stack) -> str:
+    """As the gateway's log has it."""
+    said = [line for line in stack.logs("gateway") if "a kvstore does not answer" in line]
+    return next(
+        (name for name in stack.names("kvstore") if said and f"next={stack.address(name)}" in said[-1]), "kvstore"
+    )
+
+
+@pytest.mark.parametrize("fault", ["kill", "pause"])
+async def test_a_kvstore_that_is_gone_or_hangs_is_left_for_the_other_one(pair: Stack, plain: Plain, fault: str) -> None:
+    await ready(pair)
+    for name in pair.names("kvstore"):
+        await asyncio.to_thread(pair.wait_ready, name)
+    reads, running = await read_several(pair.address("gateway"), 0.9, 2)
+    for read in reads:
+        read.pauses.clear()
+    name = kvstore_in_use(pair)
+    getattr(pair, fault)(name)
+    try:
+        await asyncio.gather(*running)
+    finally:
+        if fault == "pause":
+            pair.resume(name)
+    longest = max(max(read.pauses) for read in reads)
+    print(f"longest pause: {longest:.2f} s after a {fault}")
+    assert longest < {"kill": 3.0, "pause": 9.0}[fault]
+    assert kvstore_in_use(pair) != name
+    check(reads, plain)
+
+
+async def test_a_deadline_passes_while_redis_hangs(pair: Stack, plain: Plain) -> None:
+    """Nothing can be recorded, and nobody waits for it beyond the deadline and a second."""
+    await ready(pair)
+    read = Read(0.9, 4, deadline_ms=3000)
+    began = time.monotonic()
+    running = asyncio.create_task(read.run(pair.address("gateway")))
+    await soon(lambda: len(read.tokens) > 5)
+    pair.pause("redis")
+    try:
+        with pytest.raises(grpc.aio.AioRpcError) as broken:
+            await running
+        assert broken.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert 2.9 < time.monotonic() - began < 4.5
+    finally:
+        pair.resume("redis")
     assert read.tokens == read.expected(plain)[: len(read.tokens)]
