@@ -99,7 +99,8 @@ class Creating:
 
     def _left(self, creation: _Creation, session: Session) -> None:
         """A session that nobody waits for any more is as one whose last reader has left."""
-        if not creation.waiting and not session.readers and not session.record.detach:
+        here = self._table.sessions.get(session.id) is session
+        if here and not creation.waiting and not session.readers and not session.record.detach:
             self._table.cancel(session)
 
     async def _created(self, record: Record) -> Created:

@@ -65,7 +65,7 @@ class Following:
     ) -> None:
         self.session = Session.restored(known, 0, options)
         self._record, self._store, self._take, self._move, self._times = known.record, store, take, move, times
-        self._grown_at = asyncio.get_running_loop().time()
+        self._grown_at = self._read_at = asyncio.get_running_loop().time()
         self._away_since: float | None = None  # since when the store does not answer, or does not know the session
         self._delay = FIRST_DELAY
         self.task = asyncio.create_task(self._run())
@@ -79,6 +79,7 @@ class Following:
     async def _run(self) -> None:
         try:
             while not self.session.done:
+                self._check_read()
                 if await self._turn():
                     return
         except HedgerowError as error:
@@ -117,6 +118,7 @@ class Following:
                     raise Unavailable("kvstore", "it ended the stream", 0.0)
                 self._away_since, self._delay = None, FIRST_DELAY
                 self._grow(growth)
+                self._check_read()
 
     def _grow(self, growth: Growth) -> None:
         session = self.session
@@ -132,6 +134,14 @@ class Following:
         if growth.state is not None:
             finish(session, growth.state)
         session.wake()
+
+    def _check_read(self) -> None:
+        """Whoever let it be followed may have gone before it read. Raises Unavailable."""
+        now = asyncio.get_running_loop().time()
+        if self.session.readers:
+            self._read_at = now
+        elif now - self._read_at >= self._times.quiet:
+            raise Unavailable(f"session {self.session.id}", "nobody reads it", 0.0)
 
     async def _quiet(self) -> bool:
         session = self.session

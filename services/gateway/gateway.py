@@ -29,7 +29,7 @@ from services.gateway.stream import Stream
 from services.gateway.table import SessionTable
 from services.gateway.takeover import TakeOver
 from services.gateway.tokenizer import Tokenizer
-from services.gateway.types import Chat, Generation, Model, Record
+from services.gateway.types import NO_TRACE, Chat, Generation, Model, Record, Trace
 from services.gateway.verifiers import Policy, Verifiers
 
 POLL = 0.01
@@ -148,7 +148,15 @@ class Gateway:
             raise DeadlineExceeded("the session could not be written to the store before its deadline") from None
         return Stream(session, self._tokenizer.pieces, self._resuming, detach=asked.detach)
 
-    async def resume(self, session_id: str, tenant: str, at: Position, *, detach: bool) -> Stream:
+    async def resume(
+        self,
+        session_id: str,
+        tenant: str,
+        at: Position,
+        trace: Trace = NO_TRACE,
+        *,
+        detach: bool,
+    ) -> Stream:
         """Go on with a session for a client that has `at` of it; the caller closes the stream.
 
         Raises InvalidRequest, NotFound, LostSuffix, Overloaded, Unavailable.
@@ -156,7 +164,7 @@ class Gateway:
         check_bytes("session_id", session_id, KEY_BYTES)
         check_fields(at)
         await self._creating.settled(session_id)
-        session = await self._resuming.find(session_id, _allowed(tenant), at)
+        session = await self._resuming.find(session_id, _allowed(tenant), at, trace)
         return Stream(session, self._tokenizer.pieces, self._resuming, at, detach=detach)
 
     async def cancel(self, session_id: str, tenant: str) -> bool:

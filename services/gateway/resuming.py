@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from hedgerow.errors import HedgerowError, SessionUnknown, Unavailable
@@ -20,7 +21,7 @@ from services.gateway.reader import Reader
 from services.gateway.session import Session
 from services.gateway.table import SessionTable
 from services.gateway.takeover import TakeOver, persist
-from services.gateway.types import Record
+from services.gateway.types import NO_TRACE, Record, Trace
 
 log = get_log(__name__)
 
@@ -63,8 +64,15 @@ class Resuming:
             return following.session
         return session
 
-    async def find(self, session_id: str, allow: Callable[[Record], None], at: Position = START) -> Session:
-        """The session for a client that has `at`. `allow` raises where it is not that client's.
+    async def find(
+        self,
+        session_id: str,
+        allow: Callable[[Record], None],
+        at: Position = START,
+        trace: Trace = NO_TRACE,
+    ) -> Session:
+        """The session for a client that has `at`. `allow` raises where it is not that client's; where it goes on here
+        for this client, it does so under `trace`.
 
         Raises NotFound, LostSuffix, InvalidRequest, Overloaded, Unavailable.
         """
@@ -75,7 +83,7 @@ class Resuming:
             await check_position(at, stored, self._pieces)
             if stored.state.finish:
                 return ended(stored)
-            session = self.running(session_id) or await self._open(stored)
+            session = self.running(session_id) or await self._open(stored, trace)
         allow(session.record)
         check_range(at, session.record)
         return session
@@ -126,8 +134,8 @@ class Resuming:
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, LAST_DELAY)
 
-    async def _open(self, stored: Stored) -> Session:
-        taken = await self._takeover.take(stored)
+    async def _open(self, stored: Stored, trace: Trace) -> Session:
+        taken = await self._takeover.take(stored, trace)
         if taken is not None:
             return taken
         if self._takeover.closed is not None:
@@ -136,8 +144,8 @@ class Resuming:
         following = self._following.get(session_id)
         if following is None:
             options = self._takeover.options(stored.record)
-            take, move = self._takeover.take, self._move
-            following = Following(stored, options, self._store, take, move, self._times)
+            take = partial(self._takeover.take, trace=trace)
+            following = Following(stored, options, self._store, take, self._move, self._times)
             self._following[session_id] = following
             following.task.add_done_callback(lambda done: self._forget(session_id, done))
         return following.session

@@ -49,7 +49,7 @@ class GatewayServicer(GatewayServiceServicer):
         """As Generate, from where the client is."""
         at, tenant = convert.position(request), _tenant(context)
         with self._calls.call("resume", _trace(context)) as call:
-            stream = await self._gateway.resume(request.session_id, tenant, at, detach=request.detach)
+            stream = await self._gateway.resume(request.session_id, tenant, at, call.trace, detach=request.detach)
             with_steps = stream.session.record.return_steps
             async with aclosing(_events(stream, call, with_steps=with_steps)) as events:
                 async for event in events:

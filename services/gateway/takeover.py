@@ -16,7 +16,7 @@ from services.gateway.following import FIRST_DELAY, LAST_DELAY, ended
 from services.gateway.messages import Granted, Stored
 from services.gateway.session import Options, Session
 from services.gateway.table import SessionTable
-from services.gateway.types import Finish, Record
+from services.gateway.types import NO_TRACE, Finish, Record, Trace
 
 Answer = TypeVar("Answer")
 log = get_log(__name__)
@@ -72,14 +72,14 @@ class TakeOver:
         """Sessions that are being taken."""
         return len(self._taking)
 
-    async def take(self, known: Stored) -> Session | None:
-        """The session, running here; None while another gateway runs it. Once for all who ask at the same time, and
-        not cancelled with any of them: the store may have granted it.
+    async def take(self, known: Stored, trace: Trace = NO_TRACE) -> Session | None:
+        """The session, running here under `trace`; None while another gateway runs it. Once for all who ask at the
+        same time, and not cancelled with any of them: the store may have granted it.
         """
         session_id = known.record.session_id
         task = self._taking.get(session_id)
         if task is None:
-            task = self._taking[session_id] = asyncio.create_task(self._take_now(known))
+            task = self._taking[session_id] = asyncio.create_task(self._take_now(known, trace))
             task.add_done_callback(lambda done: self._took(session_id, done))
         return await asyncio.shield(task)
 
@@ -88,7 +88,7 @@ class TakeOver:
         if not task.cancelled():
             task.exception()  # those who waited may be gone
 
-    async def _take_now(self, known: Stored) -> Session | None:
+    async def _take_now(self, known: Stored, trace: Trace) -> Session | None:
         record = known.record
         await self.settled(record.session_id)
         if running := self._table.sessions.get(record.session_id):
@@ -105,7 +105,7 @@ class TakeOver:
         except HedgerowError:
             self._leases.release(record, granted.epoch)
             raise
-        return self._begin(stored, granted.epoch)
+        return self._begin(stored, granted.epoch, trace)
 
     async def _granted(self, known: Stored) -> Granted | None:
         """A lease; None while another gateway holds it."""
@@ -133,10 +133,10 @@ class TakeOver:
                 return Stored(known.record, state, [*known.tokens, *more])
         return await self._store.get(known.record.session_id)
 
-    def _begin(self, stored: Stored, epoch: int) -> Session:
+    def _begin(self, stored: Stored, epoch: int, trace: Trace) -> Session:
         if stored.state.finish:
             return ended(stored)
-        options = self.options(stored.record)
+        options = self.options(stored.record, trace)
         session = self._table.take_over(stored, epoch, options)
         self._table.counts.taken_over += 1
         log.info("took a session over", session=session.id, epoch=epoch, tokens=len(session.tokens))
@@ -148,12 +148,12 @@ class TakeOver:
             self._table.pause(session, self.closed)
         return session
 
-    def options(self, record: Record) -> Options:
+    def options(self, record: Record, trace: Trace = NO_TRACE) -> Options:
         """What its first client asked for."""
         deadline = None
         if record.deadline_unix_ms:
             deadline = self._clock() + (record.deadline_unix_ms * 1_000_000 - time.time_ns()) / 1e9
-        return Options(record.priority, deadline, return_steps=record.return_steps, return_trees=record.return_trees)
+        return Options(record.priority, deadline, trace, record.return_steps, record.return_trees)
 
     def doubt(self, session_id: str) -> None:
         """This gateway may have the session's lease without knowing, and does not run it."""

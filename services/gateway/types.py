@@ -73,6 +73,9 @@ class Trace:
     tracestate: str = ""
 
 
+NO_TRACE = Trace()
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """One call of a tool in an assistant message."""

@@ -219,6 +219,26 @@ async def test_a_client_that_goes_away_during_creation_ends_what_is_not_detached
     assert ends[False].reason is CANCELLED
 
 
+async def test_a_joiner_that_goes_away_ends_nothing_that_another_gateway_runs(
+    store: SharedStore, gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    """It was to be cancelled as if it ran here."""
+    asked = dataclasses.replace(ASKED, detach=False)
+    other = gateway_of(store, A, tokenizer)
+    await other.generate(asked, None)
+    (kept,) = store.kept.values()
+    calling = asyncio.create_task(gateway.generate(asked, None))
+    for _ in range(50):
+        if gateway.held()["creating"]:
+            break
+        await asyncio.sleep(0)
+    assert gateway.held()["creating"]
+    calling.cancel()
+    await asyncio.wait([calling])
+    await soon(lambda: not gateway.held()["creating"] and not gateway.held()["followed"])
+    assert (kept.state.owner, kept.state.cancel_marked, kept.state.finish) == (A, False, Finish.NONE)
+
+
 async def test_a_draining_gateway_gives_its_sessions_up_at_once(
     store: SharedStore, gateway: Gateway, tokenizer: Tokenizer
 ) -> None:

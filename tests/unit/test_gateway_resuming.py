@@ -447,6 +447,22 @@ async def test_the_last_reader_of_what_runs_elsewhere_leaves_it_or_cancels_it(
     assert (again is session, again.done) == (False, False)
 
 
+@pytest.mark.parametrize("grows", [True, False])
+async def test_what_nobody_reads_is_not_followed_for_long(store: SharedStore, b: Side, grows: bool) -> None:
+    """Its client went away while it was looked for; it was followed to its end, and even taken over."""
+    kept = store.put(record(), A, LAW[:5])
+    store.alive.add(A)
+    await b.find()
+
+    def left() -> bool:
+        if grows:
+            kept.grow(LAW[len(kept.tokens) : len(kept.tokens) + 1])
+        return len(b.resuming) == 0
+
+    await soon(left)
+    assert store.follows == 0
+
+
 async def test_a_client_that_leaves_does_not_stop_what_others_wait_for(store: SharedStore, b: Side) -> None:
     store.put(record(), NOBODY, LAW[:5])
     first, second = asyncio.create_task(b.find()), asyncio.create_task(b.find())
