@@ -30,8 +30,9 @@ def pair(tiny: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     """Two gateways before one verifier and one store; what is killed comes back."""
     data = tmp_path_factory.mktemp("pair")
     config = StackConfig(
-        ROOT, tiny.target, data, drafter=tiny.drafter, budget=BUDGET, gateways=2, backoff=Backoff(0.2, 1.0, 3.0)
-    )
+        ROOT, tiny.target, data, drafter=tiny.drafter, budget=BUDGET, gateways=2, backoff=Backoff(0.2, 1.0, 3.0),
+        grace=0.5,
+    )  # fmt: skip
     with Stack(config) as running:
         yield running
 
@@ -117,6 +118,21 @@ async def test_a_loop_survives_every_gateway_dying_in_turn(pair: Stack, opened: 
                     await asyncio.to_thread(pair.wait_ready, victim)
             assert opened.count(stream.session_id) >= 2
             assert Whole.of(pieces) == Whole.of_result(await client.complete(PROMPT, **LONG))
+
+
+async def test_a_gateway_that_drains_hands_its_streams_on(pair: Stack, opened: list[str]) -> None:
+    """A rolling upgrade: no lease has to run out first."""
+    async with AsyncClient(pair.addresses("gateway")) as client:
+        stream, pieces = client.generate(PROMPT, **LONG), list[Chunk]()
+        async for piece in stream:
+            pieces.append(piece)
+            if len(pieces) == READ:
+                victim, starts = (name := serving(pair, stream)), pair.starts(name)
+                pair.terminate(victim)
+        assert stream.session_id in opened
+        assert Whole.of(pieces) == Whole.of_result(await client.complete(PROMPT, **LONG))
+        await soon(lambda: pair.starts(victim) > starts, 30, "the next life of a gateway that drained")
+        await asyncio.to_thread(pair.wait_ready, victim)
 
 
 async def test_another_client_goes_on_where_one_detached(pair: Stack) -> None:
