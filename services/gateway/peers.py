@@ -146,7 +146,8 @@ class VerifierPeer:
                 sessions.stepped(*convert.step(message))
             raise Unavailable("verifier", "it ended the stream")
         except asyncio.CancelledError:
-            if self._dead:  # the watch broke the call, and nobody this task
+            task = asyncio.current_task()
+            if self._dead and task is not None and not task.cancelling():  # the watch broke the call, nobody this task
                 raise Unavailable("verifier", self._dead) from None
             raise
         finally:

@@ -22,6 +22,8 @@ from services.gateway.ports import Counts, Verifier
 from services.gateway.session import Session
 
 FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds between attempts that fail
+# The same after losses: a session that kills whatever takes it must leave the others time for their tokens.
+LAST_LOSS_DELAY = 8.0
 # Faults in a row without a new token. A session on which every verifier fails must not go round for ever.
 MAX_FAULTS = 8
 
@@ -179,7 +181,8 @@ class Verifiers:
         if refused_by is not None:
             trouble.refused[refused_by.address] = None
         if trouble.failures > 1:  # the first time there may be another verifier, or the same one is there again
-            delay = min(FIRST_DELAY * 2.0 ** min(trouble.failures - 2, 16), LAST_DELAY)
+            last = LAST_LOSS_DELAY if refused_by is None else LAST_DELAY
+            delay = min(FIRST_DELAY * 2.0 ** min(trouble.failures - 2, 16), last)
             trouble.retry_at = self._clock() + delay * (0.5 + 0.5 * self._draw())
 
     def _place(self, session: Session, stay: Verifier | None) -> bool:
@@ -239,5 +242,6 @@ def _fits(verifier: Verifier, session: Session) -> bool:
     if model is None:
         return False
     if session.best_effort_from is not None:
-        return model.name == record.model
+        room = len(record.prompt) + (record.resolved.max_tokens or 0)
+        return model.name == record.model and room <= model.context_length
     return model.fingerprint == record.fingerprint
