@@ -78,7 +78,7 @@ class Stream:
             pass
         self._wire.leave_running = True
         await self._wire.leave()
-        return self.position
+        return self.position._replace(session_id=self.session_id)  # which is known before its event is given
 
     async def aclose(self) -> None:
         """Cancel the session unless it has ended or `leave_running` was asked for.
