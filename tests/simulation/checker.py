@@ -21,7 +21,6 @@ from services.kvstore import codec
 from services.kvstore.scripts import Script
 from tests.simulation.law import Truth, tokenizer, truth
 
-APPEND, CLOSE = Script("append").source, Script("close").source
 RECORD = b":record"
 NOBODY = bytes(16)
 
@@ -55,6 +54,7 @@ class Known:
     epoch: int = 0
     losses: int = 0
     deleted: bool = False
+    deleting: bool = False
     births: set[bytes] = field(default_factory=set)
     digests: list[bytes] = field(default_factory=list)
 
@@ -70,6 +70,7 @@ class Checker:
 
     def __init__(self, memory: Any, note: Any) -> None:
         self._memory, self._note = memory, note
+        self._append, self._close = Script("append").source, Script("close").source
         self.sessions: dict[str, Known] = {}
         self.violations: list[str] = []
         memory.before, memory.after = self.before, self.after
@@ -154,10 +155,10 @@ class Checker:
         who, length = known.session_id[:6], len(now.tokens)
         if now.tokens[: len(seen.tokens)] != seen.tokens:
             self.fail(f"{who}: committed tokens {seen.tokens} became {now.tokens}")
-        if source == APPEND:
+        if source == self._append:
             fields = codec._ENTRY.unpack_from(arguments[0])
             epoch, owner = fields[0], next(field for field in fields if isinstance(field, bytes))
-        elif source == CLOSE:
+        elif source == self._close:
             epoch, owner = int(arguments[0]), arguments[1]
         else:
             self.fail(f"{who}: the log or its end was changed by neither append nor close")
@@ -170,8 +171,21 @@ class Checker:
         if now.finish in (Finish.STOP, Finish.LENGTH) and (not whole or now.finish != known.truth.finish):
             self.fail(f"{who}: finish {now.finish} at {length} of {len(known.truth.tokens)}")
 
-    def final(self, world: Any, clients: Sequence[Any]) -> None:
-        """Everything is over."""
+    def final(self, lost: int, views: Sequence[View]) -> None:
+        """Everything is over, and Redis has forgotten `lost` transactions."""
+        if lost:
+            return  # what is lost after its end has nobody who would write it again
+        for session_id, known in self.sessions.items():
+            log = self.log(b"hedgerow:{%b}%b" % (session_id.encode(), RECORD))
+            if log is not None and len(log.tokens) < known.released:
+                self.fail(f"{session_id[:6]}: {known.released} tokens were released, {len(log.tokens)} are stored")
+        for view in views:
+            if view.finished is None or view.started is None:
+                continue
+            log = self.log(b"hedgerow:{%b}%b" % (view.started.session_id.encode(), RECORD))
+            reason = view.finished.reason.value
+            if log is not None and (Finish(log.finish).name.lower(), log.tokens) != (reason, tuple(view.tokens)):
+                self.fail(f"{view.name}: ended with {reason} at {len(view.tokens)}, the log says {log}")
 
     # The gateway's lips.
 
@@ -208,11 +222,12 @@ class View:
         self.error: HedgerowError | None = None
         self.tokens: list[int] = []
         self.text = ""
-        self.at: list[float] = []
+        self.stream: Any = None
+        self.left = False
 
     def event(self, event: Any) -> None:
         """The next event."""
-        if self.finished is not None or self.error is not None:
+        if self.finished is not None:
             self._checker.fail(f"{self.name}: {event} after the end")
         if isinstance(event, Started):
             self._begin(event)
@@ -220,10 +235,6 @@ class View:
             self._chunk(event)
         else:
             self._end(event)
-
-    def failed(self, error: HedgerowError) -> None:
-        """The stream raised."""
-        self.error = error
 
     @property
     def known(self) -> Known:

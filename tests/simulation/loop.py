@@ -15,7 +15,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+MOST_CALLBACKS = 400_000
+"""Of one schedule; a few thousand are usual."""
 RUNNING, PAUSED, KILLED = "running", "paused", "killed"
+
+
+class Restless(Exception):
+    """Something goes round in circles."""
 
 
 class Process:
@@ -68,6 +74,9 @@ class Handle:
     def when(self) -> float:
         """Virtual seconds."""
         return self._when
+
+    def __repr__(self) -> str:
+        return f"{self.process}: {self._callback!r}"
 
     def run(self) -> None:
         """Run it in its context."""
@@ -229,6 +238,8 @@ class SimLoop(asyncio.AbstractEventLoop):
                         process.held.append(handle)
                     continue
                 self.callbacks += 1
+                if self.callbacks > MOST_CALLBACKS:
+                    raise Restless(f"{self.callbacks} callbacks by {self._now:.3f} virtual seconds: {handle!r}")
                 handle.run()
             if done():
                 return True

@@ -13,12 +13,12 @@ from typing import Any
 from tests.simulation.checker import Checker
 from tests.simulation.clients import Client
 from tests.simulation.faults import Fault, make_faults
-from tests.simulation.loop import CURRENT, KILLED, PAUSED
+from tests.simulation.loop import CURRENT, KILLED, PAUSED, Restless
 from tests.simulation.world import World, patched
 
 SETTLE = 240.0
 """Virtual seconds after the last fault within which everybody must have what he wants."""
-REST = 30.0
+REST = 90.0
 """Virtual seconds after which nothing may be left."""
 
 
@@ -63,7 +63,12 @@ def run_schedule(seed: int, settings: Settings = Settings()) -> Outcome:  # noqa
         logging.disable(logging.CRITICAL)
     try:
         with patched(world, chance.getrandbits(32)):
-            outcome = _run(seed, chance, world, checker, settings)
+            try:
+                outcome = _run(seed, chance, world, checker, settings)
+            except Restless as restless:
+                checker.fail(str(restless))
+                outcome = _outcome(seed, world, checker, ())
+            world.loop.callbacks = 0
             world.loop.end(world.all)
     finally:
         logging.disable(logging.NOTSET)
@@ -101,7 +106,9 @@ def _run(seed: int, chance: random.Random, world: World, checker: Checker, setti
     for name in world.settings["services"]:
         world.start(name)
     loop.run(lambda: False, 3.0)
-    clients = [Client(world, checker, chance, i) for i in range(chance.choice((1, 1, 2, 3)))]
+    clients = [Client(world, checker, chance, i, f"key {i}") for i in range(chance.choice((1, 1, 2, 3)))]
+    if len(clients) > 1 and chance.random() < 0.2:
+        clients[1].same_as(clients[0])
     faults = [fault for fault in make_faults(chance, world) if settings.only(fault)] if settings.faults else []
     for fault in faults:
         loop.at(loop.time() + fault.at, fault.strike, world)
@@ -117,8 +124,12 @@ def _run(seed: int, chance: random.Random, world: World, checker: Checker, setti
     loop.run(lambda: not _left(world), loop.time() + REST)
     for what in _left(world):
         checker.fail(f"left over: {what}")
-    checker.final(world, clients)
-    violations = checker.violations + world.faults + loop.failures
+    checker.final(world.lost, [view for client in clients for view in client.views])
+    return _outcome(seed, world, checker, faults)
+
+
+def _outcome(seed: int, world: World, checker: Checker, faults: Sequence[Fault]) -> Outcome:
+    loop, violations = world.loop, checker.violations + world.faults + world.loop.failures
     text = "\n".join(f"{at:.6f} {who} {what}" for at, who, what in world.trace if not what.startswith("["))
     digest = hashlib.sha256(f"{text}\n{loop.callbacks} {loop.time():.9f}".encode()).hexdigest()
     tokens = sum(known.committed for known in checker.sessions.values())

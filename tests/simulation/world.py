@@ -55,6 +55,8 @@ class World:
         self.faults: list[str] = []
         """What no service may do, of whatever kind."""
         self.settings: dict[str, Any] = {}
+        self.cancels: set[str] = set()
+        self.deletes = False
         self.lost = 0
         """Transactions that Redis forgot."""
 
