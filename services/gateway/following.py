@@ -2,6 +2,10 @@
 
 Its owner may die. So where the log does not grow for half a lease, this gateway tries to take the session: the store
 grants that only when the lease has ended. Readers do not notice.
+
+Or its owner lives and does not run it any more: it has ended the session, and the store forgot the end. Nobody can ask
+it; so where the log does not grow for long, or stays shorter than what a client has, the session is taken all the same.
+An owner that did run it is fenced by that, and its clients come here.
 """
 
 from __future__ import annotations
@@ -47,19 +51,23 @@ class Times(NamedTuple):
     """Without growth until the lease is tried; half of one."""
     repair: float
     """For which an owner may leave a log shorter than what a client has, or a lost session unwritten."""
+    forsaken: float
+    """Without growth until a session is taken from an owner that lives."""
     patience: float
     """Without the store."""
 
 
 class Following:
-    """One such session. `take` tries to run it here: it gives the session, or None while its owner lives."""
+    """One such session. `take` tries to run it here: it gives the session, or None while its owner lives, unless it is
+    `forced`.
+    """
 
     def __init__(
         self,
         known: Stored,
         options: Options,
         store: Store,
-        take: Callable[[Stored], Awaitable[Session | None]],
+        take: Callable[..., Awaitable[Session | None]],
         move: Callable[[Session, Session], None],
         times: Times,
     ) -> None:
@@ -146,16 +154,15 @@ class Following:
     async def _quiet(self) -> bool:
         session = self.session
         self._away_since = None
+        waits = any(reader.waits for reader in session.readers)
+        silent = asyncio.get_running_loop().time() - self._grown_at
         state = State(length=len(session.tokens), digest=session.acked_digest)
-        taken = await self._take(Stored(self._record, state, session.tokens))
-        if taken is not None:
-            self._move(session, taken)
-            return True
-        if asyncio.get_running_loop().time() - self._grown_at >= self._times.repair:
-            for reader in list(session.readers):
-                if reader.waits:
-                    reader.fail(Unavailable(f"session {session.id}", "its log is shorter than what you have"))
-        return False
+        forced = silent >= (self._times.repair if waits else self._times.forsaken)
+        taken = await self._take(Stored(self._record, state, session.tokens), forced=forced)
+        if taken is None:
+            return False
+        self._move(session, taken)
+        return True
 
     async def _wait(self, error: HedgerowError, patience: float) -> None:
         """Back off. Raises `error` where that has been so for `patience` seconds."""

@@ -35,6 +35,7 @@ from services.gateway.verifiers import Policy, Verifiers
 POLL = 0.01
 SWEEP = 0.1  # seconds between two looks for deadlines that passed and sessions that wait for a verifier
 REPAIRS = 2.0  # leases for which an owner may leave a log shorter than what a client has
+FORSAKEN = 8.0  # leases without a new token after which a session is taken from an owner that lives
 REFRESHES = 3  # appends of nothing in the time after which a silent session would expire
 log = get_log(__name__)
 
@@ -69,7 +70,7 @@ class Gateway:
             settled=self._settled,
         )
         lease = config.lease_seconds
-        times = Times(lease / 2, REPAIRS * lease, config.store_patience)
+        times = Times(lease / 2, REPAIRS * lease, FORSAKEN * lease, config.store_patience)
         self._resuming = Resuming(self.table, store, self._takeover, tokenizer.pieces, times)
         self._creating = Creating(self.table, store, self._resuming, self._takeover, config.max_sessions)
         self._orphans = Orphans(self.table, config.orphan_seconds)

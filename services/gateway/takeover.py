@@ -72,14 +72,14 @@ class TakeOver:
         """Sessions that are being taken."""
         return len(self._taking)
 
-    async def take(self, known: Stored, trace: Trace = NO_TRACE) -> Session | None:
-        """The session, running here under `trace`; None while another gateway runs it. Once for all who ask at the
-        same time, and not cancelled with any of them: the store may have granted it.
+    async def take(self, known: Stored, trace: Trace = NO_TRACE, *, forced: bool = False) -> Session | None:
+        """The session, running here under `trace`; None while another gateway runs it, or only lives, unless `forced`.
+        Once for all who ask at the same time, and not cancelled with any of them: the store may have granted it.
         """
         session_id = known.record.session_id
         task = self._taking.get(session_id)
         if task is None:
-            task = self._taking[session_id] = asyncio.create_task(self._take_now(known, trace))
+            task = self._taking[session_id] = asyncio.create_task(self._take_now(known, trace, forced))
             task.add_done_callback(lambda done: self._took(session_id, done))
         return await asyncio.shield(task)
 
@@ -88,7 +88,7 @@ class TakeOver:
         if not task.cancelled():
             task.exception()  # those who waited may be gone
 
-    async def _take_now(self, known: Stored, trace: Trace) -> Session | None:
+    async def _take_now(self, known: Stored, trace: Trace, forced: bool) -> Session | None:
         record = known.record
         await self.settled(record.session_id)
         if running := self._table.sessions.get(record.session_id):
@@ -97,7 +97,7 @@ class TakeOver:
             raise self.closed
         if len(self._table.sessions) >= self._most:
             raise Overloaded("the gateway", len(self._table.sessions), self._most, 1.0)
-        granted = await self._granted(known)
+        granted = await self._granted(known, forced)
         if granted is None:
             return None
         try:
@@ -107,15 +107,15 @@ class TakeOver:
             raise
         return self._begin(stored, granted.epoch, trace)
 
-    async def _granted(self, known: Stored) -> Granted | None:
-        """A lease; None while another gateway holds it."""
+    async def _granted(self, known: Stored, forced: bool) -> Granted | None:
+        """A lease; None while another gateway holds it, unless `forced`."""
         record, ours = known.record, known.state.owner == self._store.owner
         session_id = record.session_id
         if session_id in self._unsure:
             ours = (await self._store.get(session_id, ALL)).state.owner == self._store.owner
             self._unsure.pop(session_id, None)  # settle may have been as quick
         try:
-            return await self._store.acquire(record, only_expired=not ours)
+            return await self._store.acquire(record, only_expired=not (ours or forced))
         except Fenced:
             return None
         except Unavailable:

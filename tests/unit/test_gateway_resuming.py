@@ -34,7 +34,7 @@ from tests.unit.shared_store import NOBODY, SharedStore, leases_of
 A, B = b"a" * 16, b"b" * 16
 LAW = list(range(100, 200))
 PIECES = [bytes([i % 128]) for i in range(256)]
-TIMES = Times(quiet=0.02, repair=0.1, patience=0.3)
+TIMES = Times(quiet=0.02, repair=0.1, forsaken=0.2, patience=0.3)
 WRONG = b"w" * 16
 
 
@@ -276,22 +276,33 @@ async def test_a_shorter_log_is_waited_for_while_its_owner_repairs_it(store: Sha
 
 
 async def test_an_owner_that_does_not_repair_is_not_waited_for_long(store: SharedStore, b: Side) -> None:
-    store.put(record(), A, LAW[:5])
+    kept = store.put(record(), A, LAW[:5])
     store.alive.add(A)
     session = await b.find(Position(8, at(8)))
     reader, other = b.read(session, 8, at(8)), b.read(session)
-    errors: list[Unavailable] = []
-
-    def told() -> bool:
-        try:
-            reader.take()
-        except Unavailable as error:
-            errors.append(error)
-        return bool(errors)
-
-    await soon(told)
-    assert errors[0].retry_after
     assert taken(other) == LAW[:5]
+    await soon(lambda: "s1" in b.table.sessions)
+    assert (kept.state.owner, kept.state.epoch) == (B, 2)
+    b.step(b.table.sessions["s1"], *LAW[5:9])
+    await comes(reader, LAW[8:9])
+    await comes(other, LAW[5:9])
+
+
+async def test_a_session_that_its_living_owner_does_not_run_is_taken_when_it_stays_silent(
+    store: SharedStore, b: Side
+) -> None:
+    """Its owner had ended it, the store forgot the end, and its reader here waited for ever."""
+    kept = store.put(record(), A, LAW[:5])
+    store.alive.add(A)
+    reader = b.read(await b.find())
+    assert taken(reader) == LAW[:5]
+    kept.grow(LAW[5:6])
+    await comes(reader, LAW[5:6])
+    await soon(lambda: "s1" in b.table.sessions)
+    assert (kept.state.owner, kept.state.epoch) == (B, 2)
+    b.step(b.table.sessions["s1"], LAW[6], finish=LENGTH)
+    await comes(reader, LAW[6:7])
+    assert kept.tokens == LAW[:7]
 
 
 async def test_a_log_that_lost_what_was_followed_is_made_again_here(store: SharedStore, b: Side) -> None:
