@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pytest
+import redis
 
 from hedgerow.cli.child import Backoff
 from hedgerow.cli.supervisor import Stack, StackConfig
@@ -133,6 +134,20 @@ async def test_a_gateway_that_drains_hands_its_streams_on(pair: Stack, opened: l
         assert Whole.of(pieces) == Whole.of_result(await client.complete(PROMPT, **LONG))
         await soon(lambda: pair.starts(victim) > starts, 30, "the next life of a gateway that drained")
         await asyncio.to_thread(pair.wait_ready, victim)
+
+
+async def test_a_session_that_its_store_forgot_with_its_owner_dead_is_brought_back(pair: Stack) -> None:
+    """Prompt and tokens are only here: the same request makes the same session, which is checked by its digest."""
+    async with AsyncClient(pair.addresses("gateway")) as client:
+        stream, pieces = client.generate(PROMPT, **LONG), list[Chunk]()
+        async for piece in stream:
+            pieces.append(piece)
+            if len(pieces) == READ:
+                for name in pair.names("gateway"):
+                    await asyncio.to_thread(pair.kill, name)
+                with redis.Redis.from_url(pair.redis_url) as store:
+                    assert store.delete(*store.keys(f"*{stream.session_id}*"))
+        assert Whole.of(pieces) == Whole.of_result(await client.complete(PROMPT, **LONG))
 
 
 async def test_another_client_goes_on_where_one_detached(pair: Stack) -> None:

@@ -209,3 +209,33 @@ async def test_an_error_of_the_stream_leaves_the_session_and_takes_no_time() -> 
             await anext(stream)
         await stream.aclose()
     assert server.cancels == []
+
+
+async def test_nothing_is_kept_of_streams_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they ended: no call, no task, no entry."""
+    monkeypatch.setattr("hedgerow.client._wire.FAREWELL", 0.2)
+    away = Unavailable("verifier", "away", 0.0)
+    scripts = [WHOLE, STUCK, [*STUCK[:2], away], STUCK, STUCK, [for_ever]] * 5
+    async with gateway(*scripts) as server, AsyncClient(server.address, retry=Retry.never()) as client:
+        before = len(asyncio.all_tasks())
+        for _ in range(5):
+            await client.complete("x")
+            async with client.generate("x") as closed:
+                await anext(closed)
+            with pytest.raises(Unavailable):
+                await client.complete("x")
+            dropped = client.generate("x")
+            await anext(dropped)
+            del dropped
+            gc.collect()
+            await soon(lambda: not client._gateways.streams, 5)  # so that the scripts come in their order
+            detached = client.generate("x")
+            await anext(detached)
+            await detached.detach()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await client.complete("x")
+            await soon(lambda: not client._gateways._background, 10)
+        await soon(lambda: len(asyncio.all_tasks()) <= before and not server.running, 5)
+        assert not client._gateways.streams
+        assert len(client._gateways._channels) == 1
