@@ -4,7 +4,7 @@ VENV := .venv/bin
 BUF := npm exec --yes --package=@bufbuild/buf@1.75.0 -- buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos check test demo up bench exactness acceptance simulate
+.PHONY: help setup protos check test test-system demo up bench exactness acceptance simulate
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,9 +22,12 @@ up: ## start the stack on this machine and leave it running until Ctrl-C
 
 test: setup ## every test that runs without a GPU, and two minutes of exactness
 	@echo "test: the suites, about 8 minutes on two cores"
-	@$(VENV)/python -m pytest -q -m "not gpu and not slow" tests
+	@$(VENV)/python -m pytest -q -m "not gpu and not slow and not system" tests
 	@echo "test: a rotating slice of the exactness run, at most 2 minutes"
 	@$(VENV)/python -m bench.exactness slice --seconds 120
+
+test-system: setup ## images, chart, and a cluster with streams in flight; what is not installed is skipped by name
+	@$(VENV)/python -m pytest -q -m system $(ARGS) tests/system
 
 check: setup ## formatting, lint, types, import directions, protos, generated code
 	@$(VENV)/ruff format --check .

@@ -3,9 +3,8 @@
     python3 -m deploy.docker.together /etc/hedgerow     # settings in verifier/HEDGEROW_* and drafter/HEDGEROW_*
 
 The container is the verifier: it ends when the verifier ends, with its status. The drafter can only make it faster, so
-one that dies is started again, and it is stopped last. Each has the variables of its own folder, one file a variable,
-since a service refuses what it does not know; what the image sets is given to both, but for the ports: the drafter's
-are its own.
+one that dies is started again, and it is stopped last. Each has the HEDGEROW_* variables of its own folder alone, one
+file a variable, since a service refuses what it does not know; the container's own go to neither.
 """
 
 from __future__ import annotations

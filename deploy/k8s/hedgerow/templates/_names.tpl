@@ -1,0 +1,60 @@
+{{/* Names, labels, images. Every definition takes the root, or a dict with `root` and what else it says. */}}
+
+{{- define "hedgerow.name" -}}
+{{- $name := ternary .Release.Name (printf "%s-hedgerow" .Release.Name) (contains "hedgerow" .Release.Name) -}}
+{{- default $name .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end }}
+
+{{- define "hedgerow.selector" -}}
+app.kubernetes.io/name: hedgerow
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "hedgerow.labels" -}}
+{{ include "hedgerow.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- with .root.Values.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "hedgerow.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "hedgerow.labels" . | nindent 2 }}
+{{- end }}
+
+{{/* root, image: "slim" or "engine" */}}
+{{- define "hedgerow.image" -}}
+{{- $image := index .root.Values.images .image -}}
+{{- with .root.Values.images.registry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- $image.repository }}:{{ default .root.Chart.AppVersion $image.tag }}
+{{- with $image.digest }}@{{ . }}{{ end -}}
+{{- end }}
+
+{{- define "hedgerow.secretName" -}}
+{{- default (printf "%s-secrets" (include "hedgerow.name" .)) .Values.secrets.existingSecret -}}
+{{- end }}
+
+{{- define "hedgerow.serviceAccount" -}}
+{{- $made := ternary (include "hedgerow.name" .) "default" .Values.serviceAccount.create -}}
+{{- default $made .Values.serviceAccount.name -}}
+{{- end }}
+
+{{- define "hedgerow.tlsSecret" -}}
+{{- default (printf "%s-tls" (include "hedgerow.name" .)) .Values.tls.existingSecret -}}
+{{- end }}
+
+{{/* Every group's first pod: a StatefulSet and a LeaderWorkerSet name them alike. */}}
+{{- define "hedgerow.verifierAddresses" -}}
+{{- $service := printf "%s-verifier" (include "hedgerow.name" .) -}}
+{{- $addresses := list -}}
+{{- range $group := until (int .Values.verifier.groups) -}}
+{{- $addresses = append $addresses (printf "%s-%d.%s.%s.svc.%s:7411" $service $group $service $.Release.Namespace $.Values.network.clusterDomain) -}}
+{{- end -}}
+{{- join "," $addresses -}}
+{{- end }}

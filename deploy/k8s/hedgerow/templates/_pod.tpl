@@ -1,0 +1,180 @@
+{{/* What the pods of every service share. */}}
+
+{{/* Labels that no release of the chart changes by itself: a verifier that only got another label would load for minutes. */}}
+{{- define "hedgerow.podLabels" -}}
+{{ include "hedgerow.selector" . }}
+{{- with .root.Values.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "hedgerow.podMetadata" -}}
+labels:
+  {{- include "hedgerow.podLabels" . | nindent 2 }}
+annotations:
+  checksum/settings: {{ include "hedgerow.settings" (dict "root" .root "service" .component) | sha256sum }}
+  {{- if eq .component "gateway" "kvstore" }}
+  checksum/secrets: {{ toJson .root.Values.secrets | sha256sum }}
+  {{- end }}
+  {{- with (index .root.Values .component).podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{/* The account, security, placing and ending of a pod. */}}
+{{- define "hedgerow.pod" -}}
+{{- $values := index .root.Values .component -}}
+serviceAccountName: {{ include "hedgerow.serviceAccount" .root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.images.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+securityContext:
+  {{- include "hedgerow.podSecurity" . | nindent 2 }}
+# preStop, the drain, and 15 s for calls that ignore their end
+terminationGracePeriodSeconds: {{ add $values.preStopSeconds $values.grace 15 }}
+{{- include "hedgerow.placing" . }}
+{{- end }}
+
+{{- define "hedgerow.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "hedgerow.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "hedgerow.placing" -}}
+{{- $values := index .root.Values .component -}}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if ne (default "none" $values.spread) "none" }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: {{ $values.spread }}
+    labelSelector:
+      matchLabels:
+        {{- include "hedgerow.selector" . | nindent 8 }}
+{{- end }}
+{{- end }}
+
+{{/* Image, security, ports, environment and ending of a service's container. */}}
+{{- define "hedgerow.container" -}}
+{{- $values := index .root.Values .component -}}
+image: {{ include "hedgerow.image" . | quote }}
+imagePullPolicy: {{ .root.Values.images.pullPolicy }}
+securityContext:
+  {{- include "hedgerow.containerSecurity" . | nindent 2 }}
+ports:
+  - {name: grpc, containerPort: 7411}
+  - {name: admin, containerPort: 7412}
+  - {name: metrics, containerPort: 7413}
+  {{- if and (eq .component "verifier") (eq .root.Values.drafter.mode "colocated") }}
+  - {name: drafter-metrics, containerPort: 7423}
+  {{- end }}
+{{- if gt (int $values.preStopSeconds) 0 }}
+lifecycle:
+  preStop:
+    sleep:
+      seconds: {{ $values.preStopSeconds }}
+{{- end }}
+{{- end }}
+
+{{- define "hedgerow.env" -}}
+{{- range $name, $value := (index .root.Values .component).env }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end }}
+
+{{/* Liveness asks whether the process answers at all: one that loads, waits for a peer or drains does, and a busy one has
+     a minute. What a start must reach: "" is to serve, "live" is to run. root, startupSeconds, startup */}}
+{{- define "hedgerow.probes" -}}
+startupProbe:
+  grpc: {port: 7412, service: {{ .startup | quote }}}
+  periodSeconds: 2
+  timeoutSeconds: 10
+  failureThreshold: {{ div (add .startupSeconds 1) 2 }}
+livenessProbe:
+  grpc: {port: 7412, service: live}
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: 6
+readinessProbe:
+  grpc: {port: 7412, service: ""}
+  periodSeconds: 2
+  timeoutSeconds: 5
+  failureThreshold: 2
+{{- end }}
+
+{{- define "hedgerow.resources" -}}
+{{- $values := index .root.Values .component -}}
+{{- $resources := deepCopy $values.resources -}}
+{{- if gt (int (default 0 $values.gpus)) 0 -}}
+{{- $gpus := dict "nvidia.com/gpu" (int $values.gpus) -}}
+{{- $_ := set $resources "limits" (merge $gpus (default dict $resources.limits)) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end }}
+
+{{- define "hedgerow.volumeMounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- if ne .root.Values.weights.source "bundled" }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- if .root.Values.tls.mount }}
+- {name: tls, mountPath: /etc/hedgerow/tls, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "hedgerow.volumes" -}}
+- name: tmp
+  emptyDir: {sizeLimit: {{ ternary "4Gi" "64Mi" (gt (int (default 0 (index .root.Values .component).gpus)) 0) }}}
+{{- if eq .root.Values.weights.source "pvc" }}
+- name: models
+  persistentVolumeClaim:
+    claimName: {{ required "weights.claimName: the claim that holds the weights" .root.Values.weights.claimName }}
+    readOnly: true
+{{- else if eq .root.Values.weights.source "hostPath" }}
+- name: models
+  hostPath:
+    path: {{ required "weights.hostPath: the nodes' folder that holds the weights" .root.Values.weights.hostPath }}
+    type: Directory
+{{- end }}
+{{- if .root.Values.tls.mount }}
+- name: tls
+  secret:
+    secretName: {{ include "hedgerow.tlsSecret" .root }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}

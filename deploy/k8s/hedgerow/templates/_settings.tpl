@@ -1,0 +1,42 @@
+{{/* A service's HEDGEROW_* variables as YAML: what the chart knows, over them what the values say. Whole numbers stay
+     whole: YAML numbers are floats here, and 67108864 would become 6.7108864e+07. root, service, listen, ports */}}
+{{- define "hedgerow.settings" -}}
+{{- $root := .root -}}
+{{- $name := include "hedgerow.name" $root -}}
+{{- $values := index $root.Values .service -}}
+{{- $host := $root.Values.network.listenHost -}}
+{{- $colocated := eq $root.Values.drafter.mode "colocated" -}}
+{{- $settings := dict "LISTEN" (printf "%s:7411" $host) "ADMIN_LISTEN" (printf "%s:7412" $host) "METRICS_ADDRESS" (printf "%s:7413" $host) "GRACE" (toString $values.grace) -}}
+{{- if eq .service "gateway" -}}
+{{- $_ := set $settings "VERIFIER" (include "hedgerow.verifierAddresses" $root) -}}
+{{- $_ := set $settings "KVSTORE" (printf "%s-kvstore.%s.svc.%s:7411" $name $root.Release.Namespace $root.Values.network.clusterDomain) -}}
+{{- $_ := set $settings "MODEL_PATH" $root.Values.model.path -}}
+{{- else if eq .service "verifier" -}}
+{{- $_ := set $settings "MODEL_PATH" $root.Values.model.path -}}
+{{- $_ := set $settings "MODEL_NAME" $root.Values.model.name -}}
+{{- with $root.Values.model.featureLayers -}}{{- $_ := set $settings "FEATURE_LAYERS" . -}}{{- end -}}
+{{- if $colocated -}}
+{{- $_ := set $settings "DRAFTER" "127.0.0.1:7421" -}}
+{{- else if eq $root.Values.drafter.mode "deployment" -}}
+{{- $_ := set $settings "DRAFTER" (printf "%s-drafter.%s.svc.%s:7411" $name $root.Release.Namespace $root.Values.network.clusterDomain) -}}
+{{- end -}}
+{{- else if eq .service "drafter" -}}
+{{- $_ := set $settings "MODEL_PATH" $root.Values.model.drafterPath -}}
+{{- $_ := set $settings "TARGET_PATH" $root.Values.model.path -}}
+{{- $_ := set $settings "MAX_VERIFIERS" (toString (max 4 (mul 2 (int $root.Values.verifier.groups)))) -}}
+{{- if $colocated -}}
+{{- $_ := set $settings "LISTEN" "127.0.0.1:7421" -}}
+{{- $_ := set $settings "ADMIN_LISTEN" "127.0.0.1:7422" -}}
+{{- $_ := set $settings "METRICS_ADDRESS" (printf "%s:7423" $host) -}}
+{{- end -}}
+{{- end -}}
+{{- range $field, $value := $values.config -}}
+{{- $text := toString $value -}}
+{{- if kindIs "float64" $value -}}{{- if eq (floor $value) $value -}}{{- $text = toString (int64 $value) -}}{{- end -}}{{- end -}}
+{{- if kindIs "invalid" $value -}}{{- $text = "" -}}{{- end -}}
+{{- $_ := set $settings (upper $field) $text -}}
+{{- end -}}
+{{- range $field, $value := $settings }}
+HEDGEROW_{{ $field }}: {{ $value | quote }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,212 @@
+"""The chart without a cluster: it renders for every profile, refuses what it does not know, keeps the rules."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.configuration import SERVICES
+from hedgerow.rpc.config import from_env
+from tests.system.tools import CHART, ROOT, SECRETS, VALUES, chosen, helm, named, pod_specs, render, template
+
+pytestmark = pytest.mark.system
+GOLDEN = Path(__file__).parent / "golden"
+EXTERNAL = ("redis.bundled=false", "secrets.redisUrl=redis+sentinel://u:p@s1:26379\\,s2:26379/mymaster")
+MATRIX: list[tuple[str, ...]] = [
+    (),
+    ("verifier.groups=3", "drafter.replicas=2"),
+    ("verifier.kind=LeaderWorkerSet", "verifier.groups=2", "verifier.gpus=8"),
+    ("drafter.mode=colocated", "metrics.serviceMonitor.enabled=true"),
+    ("drafter.mode=none",),
+    EXTERNAL,
+    ("secrets.existingSecret=mine",),
+    ("gateway.autoscaling.enabled=true", "gateway.replicas=1"),
+    ("networkPolicy.enabled=false", "serviceAccount.create=false", "redis.storage.enabled=false"),
+    ("networkPolicy.egress=false", "tls.mount=true", "tls.existingSecret=certificates"),
+    ("tls.certManager.enabled=true", "tls.certManager.issuer=ca", "tls.mount=true"),
+    ("weights.source=pvc", "weights.claimName=weights", "weights.convert.enabled=true", "weights.convert.args={k2.6}"),
+    ("images.registry=registry.example.org/team", f"images.slim.digest=sha256:{'0' * 64}", "images.pullSecrets={pull}"),
+    ("gateway.config.message_limit=67108864", "gateway.env.OTEL_SERVICE_NAME=gateway", "labels.team=serving"),
+    ("gateway.service.type=LoadBalancer", "gateway.priorityClassName=high", "verifier.spread=none"),
+]
+CASES = [(values, ()) for values in VALUES] + [("values-laptop", sets) for sets in MATRIX[1:]]
+each_case = pytest.mark.parametrize(
+    ("values", "sets"), CASES, ids=lambda case: case if isinstance(case, str) else ",".join(case)
+)
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_lint_has_nothing_to_say(values: str) -> None:
+    done = helm("lint", "--strict", str(CHART), "-f", str(CHART / f"{values}.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@each_case
+def test_every_service_accepts_the_variables_that_it_is_given(values: str, sets: tuple[str, ...]) -> None:
+    """By the classes that the services read them with: a wrong name or value would stop the pod at its start."""
+    objects = render(values, *sets)
+    seen = set()
+    for where, spec in pod_specs(objects).items():
+        for container in spec["containers"]:
+            for service, env in variables(container, spec, objects).items():
+                from_env(SERVICES[service], env)
+                seen.add(service)
+                assert env["HEDGEROW_LISTEN"] != env["HEDGEROW_ADMIN_LISTEN"], where
+    assert seen == set(SERVICES) - ({"drafter"} if "drafter.mode=none" in sets else set())
+
+
+def variables(
+    container: dict[str, Any], spec: dict[str, Any], objects: list[dict[str, Any]]
+) -> dict[str, dict[str, str]]:
+    """A container's HEDGEROW_* variables, by the service that reads them."""
+    maps = {each["metadata"]["name"]: each["data"] for each in objects if each["kind"] == "ConfigMap"}
+    if container.get("args", [""])[0] == "deploy.docker.together":
+        volumes = {each["name"]: each for each in spec["volumes"]}
+        mounted = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
+        return {
+            name: maps[mounted[f"/etc/hedgerow/settings/{name}"]["configMap"]["name"]]
+            for name in ("verifier", "drafter")
+        }
+    if not container.get("args", [""])[0].startswith("services."):
+        return {}
+    env: dict[str, str] = {}
+    for source in container.get("envFrom", []):
+        env |= maps[source["configMapRef"]["name"]]
+    for each in container.get("env", []):
+        env[each["name"]] = each.get("value", "redis://from-a-secret")
+    return {container["args"][0].removeprefix("services."): env}
+
+
+@each_case
+def test_pods_keep_the_rules(values: str, sets: tuple[str, ...]) -> None:
+    for where, spec in pod_specs(render(values, *sets)).items():
+        pod = spec["securityContext"]
+        assert pod["runAsNonRoot"] is True, where
+        assert pod["runAsUser"] >= 10000, where
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}, where
+        assert spec["automountServiceAccountToken"] is False, where
+        assert not any(spec.get(shared) for shared in ("hostNetwork", "hostPID", "hostIPC")), where
+        for container in spec["containers"]:
+            own = container["securityContext"]
+            assert own["readOnlyRootFilesystem"] is True, where
+            assert own["allowPrivilegeEscalation"] is False, where
+            assert own["capabilities"] == {"drop": ["ALL"]}, where
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), where
+            assert "memory" in container["resources"]["limits"], where
+            tag = container["image"].partition("@")[0].rpartition(":")[2]
+            assert re.match(r"^[0-9]", tag), container["image"]
+            if not where.startswith(("Job/", "Pod/")):
+                assert {"livenessProbe", "readinessProbe"} <= container.keys(), where
+
+
+@each_case
+def test_probes_let_load_and_drain(values: str, sets: tuple[str, ...]) -> None:
+    """Charts of others killed pods that loaded (kserve#5062) and calls in flight (vllm#24885)."""
+    for where, spec in pod_specs(render(values, *sets)).items():
+        for container in spec["containers"]:
+            if not container.get("args", [""])[0].startswith(("services.", "deploy.")):
+                continue
+            live, start = container["livenessProbe"], container["startupProbe"]
+            assert live["grpc"] == {"port": 7412, "service": "live"}, "what loads or waits must not be killed"
+            assert live["failureThreshold"] * live["periodSeconds"] >= 60, where
+            if "verifier" in where:
+                assert start["failureThreshold"] * start["periodSeconds"] >= 180, where
+            stop = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+            assert spec["terminationGracePeriodSeconds"] >= stop + 5, where
+
+
+def test_the_grace_of_a_pod_covers_its_drain() -> None:
+    objects = render("values", "gateway.grace=70", "gateway.preStopSeconds=20")
+    assert pod_specs(objects)["Deployment/demo-hedgerow-gateway"]["terminationGracePeriodSeconds"] > 90
+    assert named(objects, "ConfigMap", "-gateway")["data"]["HEDGEROW_GRACE"] == "70"
+
+
+@each_case
+def test_secrets_are_in_secrets_alone(values: str, sets: tuple[str, ...]) -> None:
+    objects = render(values, *sets)
+    for each in objects:
+        if each["kind"] != "Secret":
+            text = yaml.safe_dump(each)
+            assert not [secret for secret in SECRETS.values() if secret in text], each["metadata"]["name"]
+    if not any("existingSecret=mine" in each for each in sets):
+        assert SECRETS["tenantSecret"] == named(objects, "Secret")["stringData"]["tenant-secret"]
+
+
+def test_gateways_know_every_group_by_its_name() -> None:
+    for kind in ("StatefulSet", "LeaderWorkerSet"):
+        settings = named(render("values", f"verifier.kind={kind}", "verifier.groups=2"), "ConfigMap", "-gateway")[
+            "data"
+        ]
+        assert settings["HEDGEROW_VERIFIER"].split(",") == [
+            f"demo-hedgerow-verifier-{group}.demo-hedgerow-verifier.serving.svc.cluster.local:7411" for group in (0, 1)
+        ]
+
+
+def test_large_numbers_stay_whole() -> None:
+    """Helm's numbers are floats: 67108864 would be written 6.7108864e+07."""
+    data = named(render("values", "gateway.config.message_limit=67108864"), "ConfigMap", "-gateway")["data"]
+    assert data["HEDGEROW_MESSAGE_LIMIT"] == "67108864"
+
+
+def test_a_drained_node_takes_one_group_at_a_time() -> None:
+    budget = named(render("values", "verifier.groups=4"), "PodDisruptionBudget", "-verifier")
+    assert budget["spec"]["minAvailable"] == 3
+    one = render("values", "verifier.groups=1", "gateway.replicas=1", "kvstore.replicas=1")
+    assert not [each for each in one if each["kind"] == "PodDisruptionBudget"]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("gateway.replica=2", "replica"),
+        ("nonsense=1", "nonsense"),
+        ("gateway.config.max_session=5", "max_session"),
+        ("gateway.config.max_sessions=0", "max_sessions"),
+        ("gateway.config.listen=0.0.0.0:1", "listen"),
+        ("gateway.config.tenant_secret=x", "tenant_secret"),
+        ("kvstore.config.redis_url=x", "redis_url"),
+        ("gateway.env.HEDGEROW_LISTEN=x", "HEDGEROW_LISTEN"),
+        ("images.slim.tag=latest", "tag"),
+        ("images.slim.digest=sha256:abc", "digest"),
+        ("verifier.kind=Deployment", "kind"),
+        ("verifier.groupSize=2", "groupSize"),
+        ("verifier.config.engine=cuda", "engine"),
+        ("redis.bundled=false", "secrets.redisUrl"),
+        ("weights.source=pvc", "weights.claimName"),
+        ("redis.appendfsync=no", "appendfsync"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(given: str, why: str) -> None:
+    done = template(*chosen("values-laptop", given))
+    assert done.returncode != 0
+    assert why in done.stderr, done.stderr
+
+
+def test_secrets_of_an_installation_are_random_and_long() -> None:
+    first, second = (named(render("values", secrets=False), "Secret")["stringData"] for _ in range(2))
+    assert first["tenant-secret"] != second["tenant-secret"]
+    assert min(len(first["tenant-secret"]), len(first["redis-password"])) >= 32
+    assert first["redis-password"] not in first["users.acl"], "the server knows a hash"
+
+
+@pytest.mark.parametrize("values", VALUES[1:])
+def test_the_render_is_the_reviewed_one(values: str) -> None:
+    """Run `python -m tests.system.golden` after a change, and read the difference."""
+    golden = (GOLDEN / f"{values}.yaml").read_text().splitlines()
+    done = template(*chosen(values))
+    difference = list(difflib.unified_diff(golden, done.stdout.splitlines(), "golden", "rendered", lineterm="", n=2))
+    assert not difference, "\n".join(difference[:80])
+
+
+def test_schema_and_readme_are_fresh() -> None:
+    done = subprocess.run(
+        [sys.executable, "deploy/k8s/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
