@@ -86,7 +86,11 @@ def one(cluster: Cluster, case: Case, repetition: int, known: References, kinds:
         return head | {"clean": False, "lost": 0, "duplicated": 0, "different": 0, "problems": [text]}
     verdict = dataclasses.asdict(outcome.verdict)
     rest = {name: getattr(outcome, name) for name in ("batch", "temperature", "reader", "resumes")}
-    times = {"recovery_s": round(outcome.recovery, 3), "seconds": round(outcome.seconds, 1)}
+    times = {
+        "first_chunk_s": round(outcome.first, 3),
+        "recovery_s": round(outcome.recovery, 3),
+        "seconds": round(outcome.seconds, 1),
+    }
     return head | rest | times | verdict | {"clean": outcome.verdict.clean}
 
 
@@ -122,8 +126,10 @@ def summary(args: argparse.Namespace) -> int:
         for batch in (1, 16):
             times = [result["recovery_s"] for result in results if result.get("batch") == batch]
             if times:
-                row[f"recovery_s_batch_{batch}"] = {
-                    "median": round(statistics.median(times), 2), "most": round(max(times), 2),
+                first = statistics.median(r["first_chunk_s"] for r in results if r.get("batch") == batch)
+                row[f"batch_{batch}"] = {
+                    "recovery_s_median": round(statistics.median(times), 2), "recovery_s_most": round(max(times), 2),
+                    "first_chunk_s_median": round(first, 2),
                 }  # fmt: skip
         row["problems"] = [problem for result in unclean for problem in result["problems"]][:5]
         rows[case.name] = row

@@ -134,6 +134,10 @@ def fail_over(*, owner_dies: bool) -> Fault:
         assert isinstance(redises, Sentinel)
         await run.call(redises.stop_following)
         await asyncio.sleep(LOST_SECONDS)
+        released = {reader.transcript.session_id: len(reader.transcript.tokens) for reader in run.readers}
+        kept = await run.call(redises.lengths, redises.replica(), list(released))
+        if any(kept[session_id] >= count for session_id, count in released.items()):
+            run.failings.append(f"the replica lacks nothing that clients have: {kept} of {released}")
         before = await run.call(redises.primary)
         run.strikes()
         await run.call(before.kill)

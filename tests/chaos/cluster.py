@@ -23,7 +23,7 @@ from tests.polling import eventually
 ROOT = find_checkout()
 LEASE = 4.0  # seconds, the gateway's default
 QUICK = Backoff(first=0.2, most=1.0, calm=3.0)
-HELD = ("sessions", "creating", "readers", "unanswered")
+COUNTED = ("tasks", "dropped")  # what a gateway tells beside what it holds
 CLIENT_LAG = 512  # tokens: a slow reader's sequence is held soon
 
 
@@ -90,9 +90,10 @@ class Cluster:
             "verifier": {"DRAFTER": self.wires["drafter"].address},
         }
         settings = {name: peers.get(name, {}) | self.settings.get(name, {}) for name in (*peers, *self.settings)}
+        url = self.redises.url or f"redis://{self.wires['redis'].address}/0"
         return StackConfig(
             ROOT, self.model, self.folder / "stack", self.drafter, gateways=shape.gateways, verifiers=shape.verifiers,
-            kvstores=shape.kvstores, redis_url=f"redis://{self.wires['redis'].address}/0", backoff=QUICK,
+            kvstores=shape.kvstores, redis_url=url, backoff=QUICK,
             settings=settings,
         )  # fmt: skip
 
@@ -136,39 +137,9 @@ class Cluster:
         """The gateway behind a wire's address."""
         return next(name for name in self.names("gateway") if self.wires[name].address == address)
 
-    def load(self, name: str) -> verifier_pb2.GetLoadResponse:
-        """A verifier's counters, asked past its wire."""
-        with grpc.insecure_channel(self.stack.address(name)) as channel:
-            stub = verifier_pb2_grpc.VerifierServiceStub(channel)  # type: ignore[no-untyped-call]
-            load: verifier_pb2.GetLoadResponse = stub.GetLoad(verifier_pb2.GetLoadRequest(), timeout=10)
-            return load
-
     def busy(self, service: str = "verifier") -> str:
         """The verifier with the most running sequences."""
-        return max(self.names(service), key=lambda name: self.load(name).held_sequences)
-
-    def held(self, gateway: str) -> dict[str, int]:
-        """What a gateway says that it holds, asked with SIGUSR1."""
-
-        def said() -> list[str]:
-            return [line for line in self.stack.logs(gateway) if " event=held " in line]
-
-        before = said()[-1:]
-        self.stack.send(gateway, signal.SIGUSR1)
-        eventually(lambda: said()[-1:] != before, 5, f"{gateway}'s answer to SIGUSR1")
-        return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)(?= |$)", said()[-1])}
-
-    def idle(self) -> str | None:
-        """What is still held by any process for a client; None: nothing."""
-        for name in self.names("verifier"):
-            load = self.load(name)
-            if load.held_sequences or load.running or load.waiting or load.free_pages != load.total_pages:
-                return f"{name} holds {load.held_sequences} sequences"
-        for name in self.names("gateway"):
-            held = self.held(name)
-            if any(held[what] for what in HELD):
-                return f"{name} holds {held}"
-        return None
+        return max(self.names(service), key=lambda name: load_of(self.stack, name).held_sequences)
 
     def settle(self, seconds: float = 60) -> None:
         """Heals every wire, wakes everybody, and returns when all are ready, know each other and hold nothing."""
@@ -187,7 +158,7 @@ class Cluster:
 
         def nothing_held() -> bool:
             try:
-                last[0] = self.idle()
+                last[0] = at_rest(self.stack)[0]
             except (grpc.RpcError, AssertionError, Unavailable) as error:
                 last[0] = str(error)
             return last[0] is None
@@ -212,3 +183,39 @@ class Cluster:
     def last_words(self, lines: int = 12) -> str:
         """The end of every process' log, for a failure's report."""
         return "\n".join(f"--- {name}\n" + "\n".join(self.stack.logs(name)[-lines:]) for name in self.stack.services)
+
+
+def load_of(stack: Stack, name: str) -> verifier_pb2.GetLoadResponse:
+    """A verifier's counters, asked past any wire."""
+    with grpc.insecure_channel(stack.address(name)) as channel:
+        stub = verifier_pb2_grpc.VerifierServiceStub(channel)  # type: ignore[no-untyped-call]
+        load: verifier_pb2.GetLoadResponse = stub.GetLoad(verifier_pb2.GetLoadRequest(), timeout=10)
+        return load
+
+
+def held_by(stack: Stack, gateway: str) -> dict[str, int]:
+    """What a gateway says that it holds, asked with SIGUSR1. AssertionError where it does not say it soon."""
+
+    def said() -> list[str]:
+        return [line for line in stack.logs(gateway) if " event=held " in line]
+
+    before = said()[-1:]
+    stack.send(gateway, signal.SIGUSR1)
+    eventually(lambda: said()[-1:] != before, 5, f"{gateway}'s answer to SIGUSR1")
+    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)(?= |$)", said()[-1])}
+
+
+def at_rest(stack: Stack) -> tuple[str | None, dict[str, int]]:
+    """What any process still holds for a client, None: nothing; and the tasks of each gateway."""
+    tasks: dict[str, int] = {}
+    for name in stack.names("verifier"):
+        load = load_of(stack, name)
+        if load.held_sequences or load.running or load.waiting or load.free_pages != load.total_pages:
+            return f"{name} holds {load.held_sequences} sequences", tasks
+    for name in stack.names("gateway"):
+        held = held_by(stack, name)
+        tasks[name] = held["tasks"]
+        kept = {what: count for what, count in held.items() if count and what not in COUNTED}
+        if kept:
+            return f"{name} holds {kept}", tasks
+    return None, tasks

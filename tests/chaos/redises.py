@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,10 @@ STAYS_DOWN = Backoff(first=6.0, most=6.0)
 
 class Redises(Protocol):
     """What a cluster's kvstores are led to."""
+
+    @property
+    def url(self) -> str:
+        """What a kvstore is given; "" for one server, which it reaches through a wire."""
 
     async def target(self) -> tuple[str, int]:
         """Where the server is that takes writes."""
@@ -46,6 +50,7 @@ class Alone:
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
         self._server = EmbeddedRedis(folder, settings=settings, backoff=Backoff(first=0.2, most=1.0))
+        self.url = ""
 
     async def target(self) -> tuple[str, int]:
         return HOST, self._server.port
@@ -64,13 +69,14 @@ class Alone:
 
 
 class Sentinel:
-    """A primary, a replica and one Sentinel whose word is enough. Its client here is a proxy that asks it."""
+    """A primary, a replica and one Sentinel whose word is enough."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._servers = [EmbeddedRedis(folder / name, backoff=STAYS_DOWN) for name in ("one", "two")]
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        (self.port,) = free_ports(1)
+        self.url = f"redis+sentinel://{HOST}:{self.port}/{MASTER}"
 
     async def target(self) -> tuple[str, int]:
         return await asyncio.to_thread(self._master)
@@ -78,7 +84,6 @@ class Sentinel:
     def start(self) -> None:
         for server in self._servers:
             server.start()
-        (self.port,) = free_ports(1)
         self._command(self._servers[1], "REPLICAOF", HOST, str(self._servers[0].port))
         configuration = self._folder / "sentinel.conf"
         configuration.write_text(
@@ -120,6 +125,11 @@ class Sentinel:
     def stop_following(self) -> None:
         """From now on the replica gets no write; Sentinel does not mind for its failover-timeout."""
         self._command(self.replica(), "REPLICAOF", HOST, "1")
+
+    def lengths(self, server: EmbeddedRedis, session_ids: Sequence[str]) -> dict[str, int]:
+        """Tokens of each session as one server has them."""
+        with redis.Redis(HOST, server.port, socket_timeout=5) as client:
+            return {i: int(client.hget(f"hedgerow:{{{i}}}:record", "length") or 0) for i in session_ids}
 
     def failed_over(self, before: EmbeddedRedis, seconds: float = 30) -> None:
         """Returns when another server than `before` is the primary and takes writes."""

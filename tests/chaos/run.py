@@ -59,6 +59,7 @@ class Run:
     draw: random.Random
     struck_at: float = 0.0
     more: list[tuple[Reader, Ask]] = field(default_factory=list)  # readers that the fault itself brings
+    failings: list[str] = field(default_factory=list)  # of the fault: what it meant to do and did not
 
     def strikes(self) -> None:
         """The fault begins now."""
@@ -93,6 +94,7 @@ class Outcome:
     temperature: float
     reader: str
     verdict: Verdict
+    first: float  # seconds until every client had its first chunk: what a prefill costs here and now
     recovery: float  # seconds of the longest wait of any client after the fault
     resumes: int
     seconds: float
@@ -123,10 +125,7 @@ async def repeat(cluster: Cluster, case: Case, repetition: int, known: Reference
     batch, temperature = BATCHES[repetition % 2], TEMPERATURES[repetition // 2 % 2]
     kind = kinds[repetition // 4 % len(kinds)]
     draw = random.Random(f"{case.name} {repetition}")
-    asks = [
-        Ask(PROMPTS[(repetition + i) % len(PROMPTS)], case.length(batch), temperature, 17 + i, BUDGET)
-        for i in range(batch)
-    ]
+    asks = [Ask(prompt, case.length(batch), temperature, 17, BUDGET) for prompt in PROMPTS[:batch]]
     must = await known.of(cluster, asks)
     hold = _Hold(case.slow_seconds) if case.slow_seconds else None
     began = time.monotonic()
@@ -143,18 +142,22 @@ async def repeat(cluster: Cluster, case: Case, repetition: int, known: Reference
     finally:
         got = await asyncio.gather(*tasks)
     verdict = Verdict()
+    assert all(transcript.heard for transcript in got), [transcript.error for transcript in got]
     if readers[0].transcript.heard[-1].moment < run.struck_at:
-        verdict.problems.append("the fault struck after the stream's end")
+        run.failings.append("the fault struck after the stream's end")
+    verdict.problems += run.failings
     for transcript, right in zip(got, must, strict=True):
         verdict.add(judge(transcript, right))
     for reader, ask in run.more:
         verdict.add(judge(await reader.read(), (await known.of(cluster, [ask]))[0]))
     verdict.problems += await _compare_records(cluster, got)
+    first_chunk = max(transcript.heard[0].moment for transcript in got) - began
     recovery = max(transcript.silence(run.struck_at) for transcript in got)
     resumes = sum(len(transcript.resumes) for transcript in got)
     return Outcome(
-        case.name, repetition, batch, temperature, kind, verdict, recovery, resumes, time.monotonic() - began
-    )
+        case.name, repetition, batch, temperature, kind, verdict, first_chunk, recovery, resumes,
+        time.monotonic() - began,
+    )  # fmt: skip
 
 
 async def _compare_records(cluster: Cluster, got: list[Transcript]) -> list[str]:
