@@ -19,6 +19,7 @@ from hedgerow.cli.embedded_redis import EmbeddedRedis
 from hedgerow.errors import Overloaded, Unavailable
 from hedgerow.v1 import common_pb2
 from hedgerow.v1 import kvstore_pb2 as pb
+from services.kvstore.keys import owner_keys
 from tests.kvstore_calls import Gateway, Session, error_of, gateway_on
 from tests.polling import eventually, soon
 from tests.redis_servers import QUICK, SERVERS, Service
@@ -191,6 +192,43 @@ async def test_full_memory_refuses_new_sessions_and_holds_running_ones(server: E
             client.config_set("maxmemory", "1")
             assert (await gateway.stub.DeleteSession(doomed)).existed  # what frees memory must work
             client.config_set("maxmemory", "0")
+
+
+async def test_full_memory_costs_no_lease_and_no_cancel(server: EmbeddedRedis, service: Service) -> None:
+    """A gateway whose renewals fail loses its sessions; none of this writes more than a few bytes."""
+    async with gateway_on(service.port) as gateway:
+        stub, session, other = gateway.stub, await gateway.create(Session()), await gateway.create(Session())
+        lease = common_pb2.Lease(epoch=1, owner=session.owner)
+        named: dict[str, Any] = {"session_id": session.session_id, "lease": lease, "birth": session.birth}
+        with client_of(server) as client:
+            client.config_set("maxmemory", "1")
+            try:
+                await stub.RenewOwner(pb.RenewOwnerRequest(owner=session.owner))
+                assert (await stub.MarkCancel(pb.MarkCancelRequest(session_id=session.session_id))).was_running
+                renewed = await stub.RenewOwner(pb.RenewOwnerRequest(owner=session.owner))
+                assert list(renewed.cancelled_sessions) == [session.session_id]
+                lost = Session()
+                repair = pb.AcquireLeaseRequest(
+                    session_id=lost.session_id, owner=lost.owner, record=lost.creation().record, digest=bytes(16)
+                )
+                assert isinstance(await error_of(stub.AcquireLease(repair)), Unavailable)
+                refused = Session(owner=session.owner)
+                assert isinstance(await error_of(stub.CreateSession(refused.creation())), Overloaded)
+                await stub.RenewOwner(pb.RenewOwnerRequest(owner=session.owner))
+                members = client.zrange(owner_keys(session.owner).sessions, 0, -1)
+                assert members == [session.session_id.encode()], "a refused creation leaves nothing"
+                await stub.ReleaseLease(pb.ReleaseLeaseRequest(**named))
+                claim = pb.AcquireLeaseRequest(
+                    session_id=session.session_id, owner=session.owner, only_expired=True, birth=session.birth
+                )
+                assert (await stub.AcquireLease(claim)).lease.epoch == 2
+                named["lease"] = common_pb2.Lease(epoch=2, owner=session.owner)
+                finish = common_pb2.FINISH_REASON_CANCELLED
+                closed = await stub.CloseSession(pb.CloseSessionRequest(**named, finish_reason=finish))
+                assert closed.state.finish_reason == finish
+            finally:
+                client.config_set("maxmemory", "0")
+        assert (await gateway.status(other.entry(LOG, 0, 2)))[0] == "OK"
 
 
 async def test_sigterm_answers_what_is_in_flight_then_ends_streams_and_exits_0(own_server: EmbeddedRedis) -> None:
