@@ -25,7 +25,6 @@ from hedgerow.client import Client, Retry
 from hedgerow.errors import Cancelled, HedgerowError, InvalidRequest, Unavailable
 
 ADDRESS, ADDRESS_VARIABLE = "localhost:7411", "HEDGEROW_ADDRESS"
-NOT_REACHED = ("failed to connect", "errors resolving")  # gRPC's words; a call that breaks later has others
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a full or broken output raises
 
 
@@ -123,8 +122,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _explain(error: HedgerowError, address: str) -> int:
-    reached = "reason" in error.metadata or not any(words in error.message for words in NOT_REACHED)
-    if isinstance(error, Unavailable) and not reached:
+    if isinstance(error, Unavailable) and error.metadata.get("connected") == "no":
         say(
             f"hedgerow: nothing answers at {address}. Start a stack with `hedgerow up`, or name another gateway with "
             f"--address or {ADDRESS_VARIABLE}."

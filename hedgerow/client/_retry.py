@@ -15,11 +15,11 @@ DOUBLINGS = 60  # of a delay; more would leave the range of a float
 class Retry:
     """How calls are tried again, and streams resumed. Times are in seconds.
 
-    A call that has given nothing yet is tried up to `attempts` times in all. A stream whose session has started is
-    resumed, up to `resumes` times in a row without anything new; `resumes=0` raises the error at once. Delays are
-    exponential, from `first_delay` to `last_delay`, with jitter; a server's own hint counts if it is longer. Both end
-    `total` seconds after the first failure since which nothing new has come. Only Unavailable, Overloaded and Fenced
-    are worth another try. `Retry.never()` gives up at once. Raises InvalidRequest.
+    A call that has given nothing yet is tried up to `attempts` times in all. A stream whose session has started, or may
+    have when its connection broke, goes on up to `resumes` times in a row without anything new; `resumes=0` raises the
+    error at once. Delays are exponential, from `first_delay` to `last_delay`, with jitter; a server's own hint counts
+    if it is longer. Both end `total` seconds after the first failure since which nothing new has come. Only
+    Unavailable, Overloaded and Fenced are worth another try. `Retry.never()` gives up at once. Raises InvalidRequest.
     """
 
     attempts: int = 4
@@ -58,8 +58,8 @@ class Patience:
     def delay(self, error: HedgerowError, now: float, *, begun: bool, others: int = 0) -> float | None:
         """Seconds to wait before the next try; None: give up.
 
-        `now` in seconds of any clock; `begun`: the session has started; `others`: gateways that have not failed in a
-        row yet and need not be waited for, whatever the last one said of itself.
+        `now` in seconds of any clock; `begun`: the session may have started; `others`: gateways that have not failed in
+        a row yet and need not be waited for, whatever the last one said of itself.
         """
         if self._failures == 0:
             self._since = now

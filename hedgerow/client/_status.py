@@ -18,6 +18,7 @@ DOMAIN, DETAILS_KEY = "hedgerow", "grpc-status-details-bin"
 # How gRPC tells of a connection or a server that went away in the middle of a call, where it does not say UNAVAILABLE.
 BROKEN = re.compile(r"RST_STREAM|GOAWAY|Stream removed|Socket closed|Connection reset|Broken pipe", re.IGNORECASE)
 BROKEN_CODES = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+NOT_CONNECTED = re.compile(r"failed to connect|errors resolving", re.IGNORECASE)
 TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 
 
@@ -45,7 +46,8 @@ CODES: Mapping[grpc.StatusCode, type[HedgerowError]] = {
 def decode(error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
     """The error that the gateway at `address` sent; where none came from it, what the code says. Never raises.
 
-    An error without `metadata["reason"]` was not sent by a gateway: its outcome is unknown.
+    An error without `metadata["reason"]` was not sent by a gateway: its outcome is unknown, unless `never_sent` says
+    that there was no connection.
     """
     status = _status(error)
     if status is None:
@@ -57,6 +59,11 @@ def decode(error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
             retry_after = retry.retry_delay.ToNanoseconds() / 1e9
     kind = REASONS.get(info.reason) or CODES.get(error.code(), errors.Internal)
     return _build(kind, status.message, {**info.metadata, "reason": info.reason}, retry_after)
+
+
+def never_sent(error: HedgerowError) -> bool:
+    """Whether there was no connection over which the call could have been sent."""
+    return error.metadata.get("connected") == "no"
 
 
 def _status(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
@@ -79,7 +86,10 @@ def _unsent(error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
     # A call that this side cancelled raises no status: CANCELLED is a server that is being stopped.
     away = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     if away or (error.code() in BROKEN_CODES and BROKEN.search(text)):
-        return errors.Unavailable(f"gateway at {address}", text, retry_after=0.0)
+        gone = errors.Unavailable(f"gateway at {address}", text, retry_after=0.0)
+        if NOT_CONNECTED.search(text):
+            gone.metadata["connected"] = "no"
+        return gone
     return _build(CODES.get(error.code(), errors.Internal), text, {}, None)
 
 

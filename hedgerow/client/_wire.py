@@ -15,7 +15,7 @@ from hedgerow.client import _convert
 from hedgerow.client._gateways import Gateways
 from hedgerow.client._order import Order
 from hedgerow.client._retry import Patience
-from hedgerow.client._status import decode
+from hedgerow.client._status import decode, never_sent
 from hedgerow.client._types import Event, Finished, Position, Started
 from hedgerow.errors import (
     Cancelled,
@@ -67,7 +67,7 @@ class Wire:
         self._call: grpc.aio.UnaryStreamCall[Any, Any] | None = None
         self._first: asyncio.Task[Any] | None = None  # the read that will tell which session it is
         self._address, self._began = "", 0.0
-        self._patience, self._tries = Patience(gateways.retry), 0
+        self._patience, self._tries, self._may_have_begun = Patience(gateways.retry), 0, False
         self._lost: SessionUnknown | None = None
         self._asked_again = False
         self.position = self.order.position
@@ -188,7 +188,9 @@ class Wire:
         now = asyncio.get_running_loop().time()
         self._gateways.failed(self._address, error)
         self._tries += 1
-        begun, others = bool(self.order.position.session_id), len(self._gateways.addresses) - 1
+        # A call whose connection broke while it waited may have begun a session: its key finds it.
+        self._may_have_begun = self._may_have_begun or not ("reason" in error.metadata or never_sent(error))
+        begun, others = self._may_have_begun or bool(self.order.position.session_id), len(self._gateways.addresses) - 1
         delay = self._patience.delay(error, now, begun=begun, others=others)
         left = self._seconds_left(now)
         if delay is None or (left is not None and delay >= left):

@@ -148,11 +148,11 @@ async def for_ever() -> None:
 
 
 @asynccontextmanager
-async def gateway(*scripts: Script) -> AsyncIterator[ScriptedGateway]:
+async def gateway(*scripts: Script, port: int = 0) -> AsyncIterator[ScriptedGateway]:
     """A running one; no call may be left when the test is over."""
     servicer, server = ScriptedGateway(*scripts), grpc.aio.server(interceptors=(StatusInterceptor(),))
     add_GatewayServiceServicer_to_server(servicer, server)
-    servicer.address, servicer.server = f"localhost:{server.add_insecure_port('localhost:0')}", server
+    servicer.address, servicer.server = f"localhost:{server.add_insecure_port(f'localhost:{port}')}", server
     await server.start()
     try:
         yield servicer

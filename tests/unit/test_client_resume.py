@@ -22,6 +22,7 @@ from hedgerow.errors import (
     SessionUnknown,
     Unavailable,
 )  # fmt: skip
+from tests.polling import soon
 from tests.unit.client_gateway import chunk, digest, finished, for_ever, gateway, started
 
 QUICK = Retry(attempts=3, first_delay=0.01, last_delay=0.02, resumes=3)
@@ -187,6 +188,23 @@ async def test_a_session_that_the_store_lost_is_asked_for_again_and_gone_on_with
             await client.complete("x")
         await asyncio.wait_for(server.idle.wait(), 5)
     assert server.cancels == ["s2"], "what was begun in vain is ended"
+
+
+async def test_a_gateway_that_dies_before_the_first_event_is_waited_for() -> None:
+    """It was given up after 0.7 s, though the session may have begun and its gateway is being started again."""
+    whole = [started(), chunk(0, [1], "a"), finished("STOP", 1)]
+    async with gateway() as one, AsyncClient(one.address, retry=Retry(attempts=2)) as client:
+        one.scripts = [[lambda: asyncio.create_task(one.die()), for_ever]]  # type: ignore[list-item]
+        asking = asyncio.create_task(client.complete("x"))
+        await soon(lambda: one.requests and not one.running, 5)
+        await asyncio.sleep(1.0)
+        assert not asking.done()
+        async with gateway(whole, port=int(one.address.rpartition(":")[2])) as two:
+            assert (await asyncio.wait_for(asking, 10)).text == "a"
+            assert two.requests[0].idempotency_key == one.requests[0].idempotency_key
+    async with AsyncClient(one.address, retry=Retry(attempts=2)) as client:
+        with pytest.raises(Unavailable):  # nobody was ever there
+            await asyncio.wait_for(client.complete("x"), 5)
 
 
 async def test_calls_are_spread_and_pass_over_what_is_away() -> None:
