@@ -148,7 +148,8 @@ class Client:
 
     def _may_try_again(self, view: View, error: HedgerowError) -> bool:
         """Whether it is worth it; an error that must not be is a violation."""
-        late = self.deadline is not None and self._world.loop.time() >= self._asked_at + self.deadline
+        # On the wire a deadline is whole milliseconds, rounded down.
+        late = self.deadline is not None and self._world.loop.time() >= self._asked_at + self.deadline - 0.001
         if isinstance(error, Unavailable | Overloaded | Fenced) and not late:
             return True
         allowed = (
