@@ -67,13 +67,15 @@ class Runner:
 
     async def open(self) -> AbstractConnection:
         """A connection of its own, for whoever listens. Raises RedisError, OSError and TimeoutError."""
+        failure: Exception = RedisConnectionError("there is no node")
         async with asyncio.timeout(self.timeout):
-            node = (await self.topology.nodes())[0]
-            try:
-                return await node.open()
-            except (RedisError, OSError):
-                self.topology.doubt(node)
-                raise
+            for node in await self.topology.nodes():
+                try:
+                    return await node.open()
+                except (RedisError, OSError) as error:
+                    self.topology.doubt(node)
+                    failure = error
+        raise failure
 
     async def ask_nodes(self, commands: Sequence[Sequence[bytes]]) -> dict[str, Any]:
         """What each node that takes writes answers, by its name: its replies, or Unavailable. Raises Unavailable."""
@@ -86,10 +88,12 @@ class Runner:
             raise _away(error) from error
         deadline = asyncio.get_running_loop().time() + self.timeout
         replies = await asyncio.gather(*(self._exchange(node, commands, deadline) for node in nodes))
-        return {
-            node.name: _away(reply) if isinstance(reply, Exception) else reply
-            for node, reply in zip(nodes, replies, strict=True)
-        }
+        told = dict[str, Any]()
+        for node, reply in zip(nodes, replies, strict=True):
+            if isinstance(reply, Exception):
+                self.topology.doubt(node)
+            told[node.name] = _away(reply) if isinstance(reply, Exception) else reply
+        return told
 
     async def call_all(self, calls: Sequence[Call | Plain], *, durable: bool = False) -> list[Any]:
         """All calls, those of one node in one round trip and in order. Never raises for Redis's sake: a call that
