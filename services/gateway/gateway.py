@@ -69,6 +69,7 @@ class Gateway:
             patience=config.store_patience,
             settled=self._settled,
         )
+        self._leases.kept = self._takeover.doubt
         lease = config.lease_seconds
         times = Times(lease / 2, REPAIRS * lease, FORSAKEN * lease, config.store_patience)
         self._resuming = Resuming(self.table, store, self._takeover, tokenizer.pieces, times)

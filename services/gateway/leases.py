@@ -45,6 +45,8 @@ class Leases:
         self._store, self._patience = store, patience
         self._places = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.kept: Callable[[str], None] = lambda session_id: None
+        """Called with the id of a session that may still be this gateway's: the store was away for too long."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -75,8 +77,10 @@ class Leases:
     async def _release(self, record: Record, epoch: int) -> None:
         try:
             await self._persist(lambda: self._store.release(record, epoch))
-        except HedgerowError as refused:  # it is another gateway's by now, or gone; else its lease runs out
+        except HedgerowError as refused:  # it is another gateway's by now, or gone
             log.info("a lease was not released", session=record.session_id, why=refused.message)
+            if isinstance(refused, Unavailable | Overloaded):
+                self.kept(record.session_id)
 
     async def _repair(self, record: Record, epoch: int, floor: int, repaired: Repaired) -> None:
         try:

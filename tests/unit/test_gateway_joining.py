@@ -195,6 +195,24 @@ async def test_a_creation_whose_answer_was_lost_is_given_back_for_its_client_to_
     assert (kept.state.owner, stream.session.record.birth) == (A, kept.record.birth)
 
 
+async def test_a_lease_that_a_store_was_too_long_away_to_take_back_is_given_back_later(
+    store: SharedStore, gateway: Gateway
+) -> None:
+    """While this gateway lives, its leases do: nobody else could have taken the session."""
+    stream = await gateway.generate(ASKED, None)
+    (kept,) = store.kept.values()
+    gateway._leases._patience = 0.05
+    store.away = True
+    gateway.table.store_lost(Unavailable("kvstore", "away"))
+    await soon(lambda: not gateway.held()["leases"])
+    await gateway._tidy()
+    store.away = False
+    assert kept.state.owner == B
+    await gateway._tidy()
+    await soon(lambda: kept.state.owner == NOBODY)
+    assert isinstance(stream.session.error, Unavailable)
+
+
 async def test_the_record_keeps_what_a_take_over_needs(store: SharedStore, gateway: Gateway) -> None:
     asked = dataclasses.replace(ASKED, priority=-4, deadline_ms=60_000, return_steps=True, return_trees=True)
     await gateway.generate(asked, 30.0)
