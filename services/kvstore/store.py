@@ -167,13 +167,20 @@ class Store:
         return Session(stored, answer.state, codec.unpack_chunks(raw, from_offset))
 
     async def states(self, session_ids: Sequence[str]) -> dict[str, State | None]:
-        """The states of many sessions in one round trip; None: there is none. Those of a newer version are left out."""
+        """The states of many sessions in one round trip to each node; None: there is none.
+
+        Left out are those of a newer version, and, while others can be read, those whose node is away.
+        """
         replies = await self.runner.call_all(
             [Call(self._read, session_keys(session_id), (b"0", b"0", b"0")) for session_id in session_ids]
         )
-        pairs = zip(session_ids, replies, strict=True)
-        answers = {i: codec.unpack_answer(sound(reply)[0]) for i, reply in pairs if not is_newer(reply)}
-        return {i: answer.state if answer.status == Status.OK else None for i, answer in answers.items()}
+        away = [isinstance(reply, errors.Unavailable) for reply in replies]
+        told = [
+            (session_id, codec.unpack_answer(sound(reply)[0]))
+            for session_id, reply, silent in zip(session_ids, replies, away, strict=True)
+            if not is_newer(reply) and (all(away) or not silent)
+        ]
+        return {session_id: answer.state if answer.status == Status.OK else None for session_id, answer in told}
 
     async def _present(self, session_id: str) -> State | None:
         """The session's state; None: there is no record."""
