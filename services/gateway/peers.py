@@ -160,16 +160,13 @@ class VerifierPeer:
     ) -> None:
         """Break the call when the verifier is dead, though its connection is not."""
         loop, patience = asyncio.get_running_loop(), self._silence.patience
-        while True:
-            await asyncio.sleep(patience / 4)
+        while (why := self._silence.is_lost(loop.time(), sessions.verifier_work(self))) is None:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                steps = (await self._probe(patience / 2)).steps
+                steps = (await self._probe(patience / 4)).steps
                 self._silence.answered(loop.time(), steps)
-            why = self._silence.is_lost(loop.time(), sessions.verifier_work(self))
-            if why is not None:
-                self._dead = why
-                call.cancel()
-                return
+            await asyncio.sleep(patience / 8)
+        self._dead = why
+        call.cancel()
 
     async def _write(self, call: grpc.aio.StreamStreamCall[engine.AttachRequest, engine.AttachResponse]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader tells

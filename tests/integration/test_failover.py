@@ -143,6 +143,8 @@ async def test_a_verifier_that_is_stopped_and_wakes_up_again_changes_no_token(
     """Its connection stays open: only its silence tells. What it sends afterwards is of an attempt that is over."""
     await ready(pair)
     reads, running = await read_several(pair.address("gateway"), temperature, 2)
+    for read in reads:
+        read.pauses.clear()
     pair.pause("verifier")
     try:
         at_stop = [len(read.tokens) for read in reads]
@@ -150,6 +152,7 @@ async def test_a_verifier_that_is_stopped_and_wakes_up_again_changes_no_token(
     finally:
         pair.resume("verifier")
     await asyncio.gather(*running)
+    print(f"longest pause: {max(max(read.pauses) for read in reads):.2f} s, T={temperature}")
     check(reads, plain)
 
 
