@@ -62,17 +62,21 @@ class Cursor(NamedTuple):
 
 
 class Index:
-    """`keep` is how long an index outlives its last change, in milliseconds: more than its sessions do."""
+    """`keep` is how long an index outlives its last change, in milliseconds, beside the longest life of a session that
+    this process has seen: more than its sessions do.
+    """
 
     def __init__(self, runner: Runner, *, keep: int, grace: int = GRACE) -> None:
         self.runner, self.keep, self.grace = runner, keep, grace
+        self._least = keep
         self._stamp, self._unstamp = Script("stamp", shared=False), Script("unstamp", shared=False)
         self._page, self._brief = Script("page", shared=False), Script("brief")
         self._leaving: dict[tuple[bytes, bytes], bytes] = {}
 
     async def enter(self, owner: bytes, session_id: str, ttl: int = 0) -> Stamp:
         """`owner` is about to get the session, which may live `ttl` ms after each append."""
-        sessions, keep = owner_keys(owner).sessions, self.keep + ttl
+        self.keep = keep = max(self.keep, self._least + ttl)
+        sessions = owner_keys(owner).sessions
         calls = [
             self._put(sessions, session_id.encode(), keep=keep),
             self._put(*_place(owner), keep=keep, only_later=True),
