@@ -73,6 +73,13 @@ async def until(what: Callable[[], Awaitable[Any]], seconds: float = 10) -> Any:
     return answer
 
 
+async def still(channel: Channel, session_id: str) -> int:
+    """The committed tokens of a session to which nobody appends; 0: somebody does."""
+    before = (await channel.get(session_id)).token_count
+    await asyncio.sleep(0.2)
+    return before if (await channel.get(session_id)).token_count == before else 0
+
+
 WHOLE: dict[str, tuple[list[int], str]] = {}
 
 
@@ -301,19 +308,20 @@ async def test_tokens_that_the_store_lost_with_their_gateway_are_made_again_and_
     pair: Stack, ends: Ends
 ) -> None:
     """Redis is set back to what it had some tokens ago, as a fail-over to a late replica would."""
-    ask = Ask(PROMPT, 200, 1.0)
+    ask = Ask(PROMPT, 400, 1.0)
     expected = await whole(ends.b, ask)
     with redis.Redis.from_url(pair.redis_url) as store:
         call = ends.a.generate(ask)
         got = await Got().read(call, 20)
-        keys = store.keys(f"*{got.id}*")
-        kept = {key: store.dump(key) for key in keys}
-        await got.read(call, 80)
+        pair.pause(A)
+        had = await until(lambda: still(ends.b, got.id))
+        kept = {key: store.dump(key) for key in store.keys(f"*{got.id}*")}
+        pair.resume(A)
+        await got.read(call, had + 40)
         pair.kill(A)
         for key, value in kept.items():
             store.restore(key, 3_600_000, value, replace=True)
-    had = (await ends.b.get(got.id)).token_count
-    assert had < len(got.tokens)
+    assert (await ends.b.get(got.id)).token_count == had < len(got.tokens)
     # Without a digest, or with another one, nothing is given; with another one it is made again all the same.
     lost = await ends.b.error_of(got.request(digest=b""))
     assert isinstance(lost, LostSuffix)
