@@ -81,10 +81,12 @@ class Read:
         return plain.tokens(PROMPT, engine_sampling(sampling(self.started.sampling)))
 
 
-async def read_several(address: str, temperature: float, count: int) -> tuple[list[Read], list[asyncio.Task[None]]]:
+async def read_several(
+    address: str, temperature: float, count: int, tokens: int = TOKENS
+) -> tuple[list[Read], list[asyncio.Task[None]]]:
     """Streams under way, each with some tokens."""
     reads = [Read(temperature, seed) for seed in range(1, count + 1)]
-    running = [asyncio.create_task(read.run(address)) for read in reads]
+    running = [asyncio.create_task(read.run(address, tokens)) for read in reads]
     await soon(lambda: all(len(read.tokens) > 30 for read in reads) or any(task.done() for task in running), 30)
     return reads, running
 
@@ -123,7 +125,7 @@ async def test_a_verifier_that_is_killed_in_mid_stream_costs_no_token(
     pair: Stack, plain: Plain, temperature: float
 ) -> None:
     await ready(pair)
-    reads, running = await read_several(pair.address("gateway"), temperature, 4)
+    reads, running = await read_several(pair.address("gateway"), temperature, 4, 800)
     both = [held(pair, name) for name in ("verifier", "verifier-2")]
     assert min(both) > 0, f"the sessions are spread over both: {both}"
     for read in reads:
@@ -131,6 +133,7 @@ async def test_a_verifier_that_is_killed_in_mid_stream_costs_no_token(
     pair.kill("verifier-2")
     await asyncio.gather(*running)
     longest = max(max(read.pauses) for read in reads)
+    assert all(len(read.tokens) == 800 for read in reads)
     print(f"recovery: {longest:.2f} s for 4 streams, T={temperature}")
     check(reads, plain)
     assert longest < RECOVERY
