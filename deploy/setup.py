@@ -26,7 +26,7 @@ PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH = os.environ.get("HEDGEROW_TORCH", "torch==2.13.0")
-EXTRAS = {"run": ["server", "engine"], "dev": ["server", "engine", "dev"]}
+EXTRAS = {"run": ["server", "tracing", "engine"], "dev": ["server", "tracing", "engine", "dev"]}
 
 
 def say(text: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import grpc.aio
 from google.protobuf.message import Message
 
+from hedgerow.client import _trace
 from hedgerow.client._fields import MESSAGE_LIMIT, check_size
 from hedgerow.client._retry import Patience, Retry
 from hedgerow.client._status import decode
@@ -93,9 +94,12 @@ class Gateways:
             self._channels[address] = grpc.aio.insecure_channel(address, options=OPTIONS)
         return GatewayServiceStub(self._channels[address])  # type: ignore[no-untyped-call]
 
-    def metadata(self, tenant: str = "") -> tuple[tuple[str, str], ...]:
-        """What goes with every call; `tenant` in place of the client's."""
-        return ((TENANT_KEY, named),) if (named := tenant or self.tenant) else ()
+    def metadata(
+        self, tenant: str = "", trace: tuple[tuple[str, str], ...] | None = None
+    ) -> tuple[tuple[str, str], ...]:
+        """What goes with every call; `tenant` in place of the client's, `trace` in place of this task's context."""
+        named = tenant or self.tenant
+        return (*(((TENANT_KEY, named),) if named else ()), *(_trace.context() if trace is None else trace))
 
     async def ask(self, method: str, request: Message, within: float, *, tenant: str = "", first: str = "") -> Any:
         """One answer `within` seconds, from `first` or whoever's turn it is."""

@@ -11,7 +11,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 
-from hedgerow.client import _convert
+from hedgerow.client import _convert, _trace
 from hedgerow.client._gateways import Gateways
 from hedgerow.client._order import Order
 from hedgerow.client._retry import Patience
@@ -53,6 +53,7 @@ class Wire:
         tenant: str = "",
     ) -> None:
         self.leave_running = leave_running
+        self._trace = _trace.context()  # of whoever asks: who reads may be in another one
         self.loop: asyncio.AbstractEventLoop | None = None
         self._gateways, self._timeout, self._tenant, self._detach = gateways, timeout, tenant, asked.detach
         if isinstance(asked, pb.GenerateRequest):
@@ -160,7 +161,7 @@ class Wire:
         if left is not None and left <= 0:
             raise DeadlineExceeded(f"no end within {self._timeout:g} s", metadata={"timeout": self._timeout})
         self._gateways.streams[self] = None
-        stub, metadata = self._gateways.stub(self._address), self._gateways.metadata(self._tenant)
+        stub, metadata = self._gateways.stub(self._address), self._gateways.metadata(self._tenant, self._trace)
         if self._asked is None or (self.order.position.session_id and self._lost is None):
             at = self.order.position
             resume = pb.ResumeRequest(

@@ -167,7 +167,7 @@ class AttachedSequence:
             usage=self.usage() if ended else None,
             stats=stats,
             error=error,
-            timings=self.timings if ended else None,
+            timings=self.timings if ended or offset == len(self.start.committed) else None,
         )
 
     def usage(self) -> UsageCount:

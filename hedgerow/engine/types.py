@@ -166,7 +166,7 @@ class Update:
     usage: UsageCount | None = None  # with the last update
     stats: StepStats | None = None
     error: Exception | None = None  # finish is ERROR
-    timings: SequenceTimings | None = None  # with the last update; whole once the step's result is out
+    timings: SequenceTimings | None = None  # with the first and the last; whole once the step's result is out
 
 
 class StepTimings(NamedTuple):

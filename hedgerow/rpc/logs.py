@@ -1,14 +1,16 @@
-"""Structured logs: one line an event, `key=value`, on stderr.
+"""Structured logs: one line an event, on stderr, as `key=value` or as JSON with the same keys.
 
     log = get_log(__name__)
     log.warning("redis is away", address=url, retry_in=0.5)
     time=2026-01-02T03:04:05.678Z level=warning service=kvstore event="redis is away" address=... retry_in=0.5
 
+What is about a call has its `trace` and `session`, also where the code that tells it knows neither: see `bind`.
 Prompts, tokens and secrets are never logged.
 """
 
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
 import re
@@ -16,7 +18,16 @@ import sys
 import time
 
 LEVELS = ("debug", "info", "warning", "error")
+FORMS = ("text", "json")
 _PLAIN = re.compile(r"^[^\s\"=]+$")
+
+
+_BOUND: contextvars.ContextVar[dict[str, object]] = contextvars.ContextVar("hedgerow_log", default={})  # noqa: B039
+
+
+def bind(**fields: object) -> None:
+    """Fields of every event from here on in this task, and in those that it starts; "" takes one away."""
+    _BOUND.set({key: value for key, value in (_BOUND.get() | fields).items() if value != ""})
 
 
 class Log:
@@ -52,10 +63,10 @@ def get_log(name: str) -> Log:
     return Log(logging.getLogger(name))
 
 
-def set_up_logging(service: str, level: str = "info") -> None:
-    """Send every log record of this process to stderr in one format. `level` is one of LEVELS."""
+def set_up_logging(service: str, level: str = "info", form: str = "text") -> None:
+    """Send every log record of this process to stderr in one form, of FORMS. `level` is one of LEVELS."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter(service))
+    handler.setFormatter(_JsonFormatter(service) if form == "json" else _LineFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.captureWarnings(True)
@@ -66,18 +77,28 @@ class _LineFormatter(logging.Formatter):
         super().__init__()
         self.service = service
 
-    def format(self, record: logging.LogRecord) -> str:
+    def pairs(self, record: logging.LogRecord) -> dict[str, object]:
+        """What there is to say of it."""
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         pairs: dict[str, object] = {
             "time": f"{clock}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "service": self.service,
             "event": record.getMessage(),
+            **_BOUND.get(),
             **getattr(record, "fields", {}),
         }
         if record.exc_info and record.exc_info[1] is not None:
             pairs["traceback"] = self.formatException(record.exc_info)
-        return " ".join(f"{key}={_quote(str(value))}" for key, value in pairs.items())
+        return pairs
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(f"{key}={_quote(str(value))}" for key, value in self.pairs(record).items())
+
+
+class _JsonFormatter(_LineFormatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(self.pairs(record), ensure_ascii=False, default=str)
 
 
 def _quote(text: str) -> str:

@@ -14,17 +14,20 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc.aio
 
-from hedgerow.rpc import reflection
+from hedgerow.rpc import reflection, trace_export
 from hedgerow.rpc.channel import MESSAGE_LIMIT, MIB
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.exposition import Exposition
 from hedgerow.rpc.health import SERVICE as HEALTH_SERVICE
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.interceptors import StatusInterceptor
-from hedgerow.rpc.logs import LEVELS, get_log
+from hedgerow.rpc.logs import FORMS, LEVELS, get_log
+from hedgerow.rpc.trace_export import TracingConfig
+from hedgerow.rpc.trace_interceptor import TraceInterceptor
 
 # Handlers that ignore their cancellation may take this long after the grace before the process gives up on them.
 STUBBORN = 5.0
@@ -33,7 +36,7 @@ log = get_log(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(TracingConfig):
     """What every service takes; a service's own configuration extends it."""
 
     listen: str = field(default="127.0.0.1:0", metadata={"help": "address of the service; port 0 takes a free one"})
@@ -44,6 +47,7 @@ class ServerConfig:
         default=10.0, metadata={"min": 0, "max": 3600, "help": "seconds that calls in flight have after SIGTERM"}
     )
     log_level: str = field(default="info", metadata={"choices": LEVELS, "help": "least severe event that is logged"})
+    log_format: str = field(default="text", metadata={"choices": FORMS, "help": "lines of key=value, or of JSON"})
     message_limit: int = field(
         default=MESSAGE_LIMIT, metadata={"min": MIB, "max": 1024 * MIB, "help": "bytes of the largest message"}
     )
@@ -66,7 +70,8 @@ async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: 
     to the end of the drain.
     """
     stopping = _catch_signals()
-    public, admin = _new_server(config), _new_server(config)
+    trace_export.start(name, config)
+    public, admin = _new_server(config, TraceInterceptor(owns=name == "gateway")), _new_server(config)
     register(public)
     for server in (public, admin):
         server.add_generic_rpc_handlers((health.handler(),))
@@ -131,9 +136,9 @@ async def _drain(public: grpc.aio.Server, admin: grpc.aio.Server, grace: float, 
     log.info("stopped")
 
 
-def _new_server(config: ServerConfig) -> grpc.aio.Server:
+def _new_server(config: ServerConfig, *others: grpc.aio.ServerInterceptor[Any, Any]) -> grpc.aio.Server:
     return grpc.aio.server(
-        interceptors=(StatusInterceptor(),),
+        interceptors=(*others, StatusInterceptor()),
         options=_options(config),
         maximum_concurrent_rpcs=config.max_concurrent_rpcs,
     )

@@ -1,4 +1,4 @@
-"""Metrics and spans: the one place that knows Prometheus and OpenTelemetry.
+"""Metrics: the one place that knows Prometheus. Spans are in `tracing`.
 
     APPENDS = telemetry.counter("hedgerow_kvstore_entries", "Entries by their answer.", {"status": STATUSES})
     APPENDS.add(1, "ok")
@@ -8,8 +8,7 @@ Names are `hedgerow_<service>_<what>_<unit>`; a counter's series ends in `_total
 metric is made, and what is not listed counts as `other`: no client can make series. Whoever may not know this module
 (the engine, protocol modules) counts in plain numbers, which `watch` reads when somebody looks.
 
-Metrics are served by `hedgerow.rpc.exposition`. Spans go where the process's OpenTelemetry SDK sends them; without an
-SDK they cost under a microsecond and carry a caller's context on.
+They are served by `hedgerow.rpc.exposition`.
 """
 
 from __future__ import annotations
@@ -17,13 +16,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import prometheus_client as prometheus
-from opentelemetry import trace
-from opentelemetry.trace import SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -206,57 +201,3 @@ def _once(name: str, kind: type[Kind], make: Callable[[], Kind]) -> Kind:
 
 def _check(name: str) -> None:
     assert _NAME.fullmatch(name), f"{name} is not hedgerow_<service>_<what>_<unit>"
-
-
-# Spans
-
-Span = trace.Span
-Attribute = str | int | float | bool
-_TRACER = trace.get_tracer("hedgerow")  # a proxy: an SDK that is set up later is used from then on
-_FORMAT = TraceContextTextMapPropagator()
-
-
-def begin(name: str, parent: str = "", links: Sequence[str] = (), **attributes: Attribute) -> Span:
-    """A span that `end` ends, for what does not fit a `with`: a request that outlives calls and owners.
-
-    `parent` and `links` are traceparents ("" for none): what caused it, and what it goes on from, such as the request
-    that a resumed one continues.
-    """
-    context = _FORMAT.extract({"traceparent": parent}) if parent else None
-    linked = [trace.get_current_span(_FORMAT.extract({"traceparent": link})).get_span_context() for link in links]
-    made = [trace.Link(each) for each in linked if each.is_valid]
-    kind = SpanKind.SERVER if parent else SpanKind.INTERNAL
-    return _TRACER.start_span(name, context, kind, attributes, made)
-
-
-def end(span: Span, error: BaseException | None = None) -> None:
-    """Ends a span, as failed where there is an `error`."""
-    if error is not None:
-        span.set_status(Status(StatusCode.ERROR, type(error).__name__))
-    span.end()
-
-
-@contextmanager
-def span(name: str, parent: str = "", links: Sequence[str] = (), **attributes: Attribute) -> Iterator[Span]:
-    """A span around a block; an exception marks it as failed and goes on."""
-    opened = begin(name, parent, links, **attributes)
-    try:
-        yield opened
-    except BaseException as error:
-        end(opened, error)
-        raise
-    else:
-        end(opened)
-
-
-def event(span: Span, name: str, **attributes: Attribute) -> None:
-    """Something that happened within a span: an attach, a fail-over, a first token. Never one a step."""
-    if span.is_recording():
-        span.add_event(name, attributes)
-
-
-def traceparent(span: Span) -> str:
-    """What goes into a message, so that the receiver's spans belong to this one; "" where there is no trace."""
-    carrier: dict[str, str] = {}
-    _FORMAT.inject(carrier, trace.set_span_in_context(span))
-    return carrier.get("traceparent", "")

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import uvloop
 
 from hedgerow.errors import HedgerowError
+from hedgerow.rpc import trace_export
 from hedgerow.rpc.logs import get_log
 from hedgerow.scheduling import LONG, SHORT, ask_for_slice
 
@@ -37,6 +38,7 @@ def run_service(main: Coroutine[Any, Any, None]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001  the outermost frame of the process
         log.error("the service failed", exception=error)
     finally:
+        trace_export.stop()
         _end(status)
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from hedgerow.v1 import common_pb2 as hedgerow_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hedgerow/v1/drafter.proto\x12\x0bhedgerow.v1\x1a\x18hedgerow/v1/common.proto\"\x1f\n\x1d\x44rafterServiceDescribeRequest\"\xfc\x01\n\x1e\x44rafterServiceDescribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x63heckpoint_hash\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11\x66\x65\x61ture_layer_ids\x18\x04 \x03(\r\x12\x15\n\rfeature_width\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nmax_budget\x18\x07 \x01(\r\x12\x13\n\x0bincarnation\x18\x08 \x01(\x0c\x12\x15\n\rmax_sequences\x18\t \x01(\r\x12\x18\n\x10target_head_hash\x18\n \x01(\t\"\xa9\x01\n\x0c\x44raftRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.hedgerow.v1.DraftSequence\x12%\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x13.hedgerow.v1.Tensor\x12\x0f\n\x07release\x18\x04 \x03(\x04\x12\x10\n\x08verifier\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\x06 \x01(\x0c\"\xdb\x01\n\rDraftSequence\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x66\x65\x61ture_position\x18\x02 \x01(\r\x12\x14\n\x0c\x66\x65\x61ture_rows\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\r\x12\x17\n\x0f\x61nchor_position\x18\x05 \x01(\r\x12\x0e\n\x06\x62udget\x18\x06 \x01(\r\x12\x10\n\x08topk_cap\x18\x07 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x08 \x01(\x0c\x12(\n\x05trace\x18\t \x01(\x0b\x32\x19.hedgerow.v1.TraceContext\"\x82\x01\n\rDraftResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12%\n\x05trees\x18\x02 \x03(\x0b\x32\x16.hedgerow.v1.DraftTree\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x12\n\nforward_ns\x18\x04 \x01(\x04\x12\x10\n\x08\x62uild_ns\x18\x05 \x01(\x04\"g\n\tDraftTree\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x15\n\rfeatures_from\x18\x05 \x01(\r2\xb9\x01\n\x0e\x44rafterService\x12\x63\n\x08\x44\x65scribe\x12*.hedgerow.v1.DrafterServiceDescribeRequest\x1a+.hedgerow.v1.DrafterServiceDescribeResponse\x12\x42\n\x05\x44raft\x12\x19.hedgerow.v1.DraftRequest\x1a\x1a.hedgerow.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hedgerow/v1/drafter.proto\x12\x0bhedgerow.v1\x1a\x18hedgerow/v1/common.proto\"\x1f\n\x1d\x44rafterServiceDescribeRequest\"\xfc\x01\n\x1e\x44rafterServiceDescribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x63heckpoint_hash\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11\x66\x65\x61ture_layer_ids\x18\x04 \x03(\r\x12\x15\n\rfeature_width\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nmax_budget\x18\x07 \x01(\r\x12\x13\n\x0bincarnation\x18\x08 \x01(\x0c\x12\x15\n\rmax_sequences\x18\t \x01(\r\x12\x18\n\x10target_head_hash\x18\n \x01(\t\"\xd4\x01\n\x0c\x44raftRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.hedgerow.v1.DraftSequence\x12%\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x13.hedgerow.v1.Tensor\x12\x0f\n\x07release\x18\x04 \x03(\x04\x12\x10\n\x08verifier\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\x06 \x01(\x0c\x12)\n\x06traces\x18\x07 \x03(\x0b\x32\x19.hedgerow.v1.TraceContext\"\xdb\x01\n\rDraftSequence\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x66\x65\x61ture_position\x18\x02 \x01(\r\x12\x14\n\x0c\x66\x65\x61ture_rows\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\r\x12\x17\n\x0f\x61nchor_position\x18\x05 \x01(\r\x12\x0e\n\x06\x62udget\x18\x06 \x01(\r\x12\x10\n\x08topk_cap\x18\x07 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x08 \x01(\x0c\x12(\n\x05trace\x18\t \x01(\x0b\x32\x19.hedgerow.v1.TraceContext\"\x82\x01\n\rDraftResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12%\n\x05trees\x18\x02 \x03(\x0b\x32\x16.hedgerow.v1.DraftTree\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x12\n\nforward_ns\x18\x04 \x01(\x04\x12\x10\n\x08\x62uild_ns\x18\x05 \x01(\x04\"g\n\tDraftTree\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x15\n\rfeatures_from\x18\x05 \x01(\r2\xb9\x01\n\x0e\x44rafterService\x12\x63\n\x08\x44\x65scribe\x12*.hedgerow.v1.DrafterServiceDescribeRequest\x1a+.hedgerow.v1.DrafterServiceDescribeResponse\x12\x42\n\x05\x44raft\x12\x19.hedgerow.v1.DraftRequest\x1a\x1a.hedgerow.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,13 +37,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_start=102
   _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_end=354
   _globals['_DRAFTREQUEST']._serialized_start=357
-  _globals['_DRAFTREQUEST']._serialized_end=526
-  _globals['_DRAFTSEQUENCE']._serialized_start=529
-  _globals['_DRAFTSEQUENCE']._serialized_end=748
-  _globals['_DRAFTRESPONSE']._serialized_start=751
-  _globals['_DRAFTRESPONSE']._serialized_end=881
-  _globals['_DRAFTTREE']._serialized_start=883
-  _globals['_DRAFTTREE']._serialized_end=986
-  _globals['_DRAFTERSERVICE']._serialized_start=989
-  _globals['_DRAFTERSERVICE']._serialized_end=1174
+  _globals['_DRAFTREQUEST']._serialized_end=569
+  _globals['_DRAFTSEQUENCE']._serialized_start=572
+  _globals['_DRAFTSEQUENCE']._serialized_end=791
+  _globals['_DRAFTRESPONSE']._serialized_start=794
+  _globals['_DRAFTRESPONSE']._serialized_end=924
+  _globals['_DRAFTTREE']._serialized_start=926
+  _globals['_DRAFTTREE']._serialized_end=1029
+  _globals['_DRAFTERSERVICE']._serialized_start=1032
+  _globals['_DRAFTERSERVICE']._serialized_end=1217
 # @@protoc_insertion_point(module_scope)

@@ -36,20 +36,22 @@ class DrafterServiceDescribeResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., checkpoint_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ..., feature_width: _Optional[int] = ..., block_size: _Optional[int] = ..., max_budget: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., max_sequences: _Optional[int] = ..., target_head_hash: _Optional[str] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("step_id", "sequences", "features", "release", "verifier", "drafter")
+    __slots__ = ("step_id", "sequences", "features", "release", "verifier", "drafter", "traces")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     sequences: _containers.RepeatedCompositeFieldContainer[DraftSequence]
     features: _common_pb2.Tensor
     release: _containers.RepeatedScalarFieldContainer[int]
     verifier: bytes
     drafter: bytes
-    def __init__(self, step_id: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[DraftSequence, _Mapping]]] = ..., features: _Optional[_Union[_common_pb2.Tensor, _Mapping]] = ..., release: _Optional[_Iterable[int]] = ..., verifier: _Optional[bytes] = ..., drafter: _Optional[bytes] = ...) -> None: ...
+    traces: _containers.RepeatedCompositeFieldContainer[_common_pb2.TraceContext]
+    def __init__(self, step_id: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[DraftSequence, _Mapping]]] = ..., features: _Optional[_Union[_common_pb2.Tensor, _Mapping]] = ..., release: _Optional[_Iterable[int]] = ..., verifier: _Optional[bytes] = ..., drafter: _Optional[bytes] = ..., traces: _Optional[_Iterable[_Union[_common_pb2.TraceContext, _Mapping]]] = ...) -> None: ...
 
 class DraftSequence(_message.Message):
     __slots__ = ("sequence", "feature_position", "feature_rows", "anchor", "anchor_position", "budget", "topk_cap", "prefix_hash", "trace")

@@ -34,7 +34,7 @@ APPEND_STATUS_FORGOTTEN: AppendStatus
 APPEND_STATUS_UNAVAILABLE: AppendStatus
 
 class SessionRecord(_message.Message):
-    __slots__ = ("session_id", "birth", "model", "tenant", "prompt", "requested", "resolved", "fingerprint", "mode", "key_split", "created_unix_ms", "speculation", "detach", "deadline_unix_ms", "priority", "return_steps", "return_trees")
+    __slots__ = ("session_id", "birth", "model", "tenant", "prompt", "requested", "resolved", "fingerprint", "mode", "key_split", "created_unix_ms", "speculation", "detach", "deadline_unix_ms", "priority", "return_steps", "return_trees", "trace")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BIRTH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class SessionRecord(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RETURN_STEPS_FIELD_NUMBER: _ClassVar[int]
     RETURN_TREES_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     birth: bytes
     model: str
@@ -69,7 +70,8 @@ class SessionRecord(_message.Message):
     priority: int
     return_steps: bool
     return_trees: bool
-    def __init__(self, session_id: _Optional[str] = ..., birth: _Optional[bytes] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., requested: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., resolved: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., fingerprint: _Optional[_Union[_common_pb2.Fingerprint, _Mapping]] = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ..., key_split: _Optional[int] = ..., created_unix_ms: _Optional[int] = ..., speculation: _Optional[_Union[_common_pb2.SpeculationParams, _Mapping]] = ..., detach: bool = ..., deadline_unix_ms: _Optional[int] = ..., priority: _Optional[int] = ..., return_steps: bool = ..., return_trees: bool = ...) -> None: ...
+    trace: _common_pb2.TraceContext
+    def __init__(self, session_id: _Optional[str] = ..., birth: _Optional[bytes] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., requested: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., resolved: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., fingerprint: _Optional[_Union[_common_pb2.Fingerprint, _Mapping]] = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ..., key_split: _Optional[int] = ..., created_unix_ms: _Optional[int] = ..., speculation: _Optional[_Union[_common_pb2.SpeculationParams, _Mapping]] = ..., detach: bool = ..., deadline_unix_ms: _Optional[int] = ..., priority: _Optional[int] = ..., return_steps: bool = ..., return_trees: bool = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
     __slots__ = ("record", "owner", "digest", "ttl_ms")

@@ -12,7 +12,7 @@ from services.drafter.config import DrafterServiceConfig
 def main() -> None:
     """Fixes what torch reads from the environment when it loads, and only then loads it."""
     config = from_env_or_exit(DrafterServiceConfig, os.environ)
-    set_up_logging("drafter", config.log_level)
+    set_up_logging("drafter", config.log_level, config.log_format)
     pin_blas(os.environ)
     from services.drafter.service import run
 

@@ -15,6 +15,7 @@ from hedgerow.errors import InvalidRequest, Overloaded, Unavailable
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.streams import FIRST_MESSAGE, until
 from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
+from services.drafter import spans
 from services.drafter.convert import INCARNATION_BYTES, Limits, batch_from, response_from
 from services.drafter.metrics import DraftMetrics
 
@@ -76,6 +77,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                     engine = self._enter(loaded) if engine is None else engine
                     answer = engine.draft(batch)
                     self._metrics.count(answer)
+                    if request.traces:
+                        spans.drafted(answer, [each.traceparent for each in request.traces])
                     yield response_from(answer)
         finally:
             if engine is not None:

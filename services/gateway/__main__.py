@@ -21,7 +21,7 @@ from hedgerow.rpc.work import run_service, serve_while
 from services.gateway.config import GatewayConfig, addresses
 from services.gateway.creating import ID_BYTES
 from services.gateway.gateway import Gateway
-from services.gateway.metrics import watch_peers, watch_sessions
+from services.gateway.metrics import Calls, watch_peers, watch_sessions
 from services.gateway.peers import VerifierPeer
 from services.gateway.servicer import SERVICE, GatewayServicer
 from services.gateway.store_peer import StorePeer
@@ -49,9 +49,11 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     async def serving() -> None:
         releasing = asyncio.create_task(release(gateway, health, config.grace))
         try:
-            await serve("gateway", GatewayServicer(gateway).register, config, health)
+            servicer = GatewayServicer(gateway, Calls(gateway.spans, content=config.trace_content))
+            await serve("gateway", servicer.register, config, health)
             await gateway.drained(LAST_APPENDS)
         finally:
+            gateway.spans.sweep(0.0)
             releasing.cancel()
 
     try:
@@ -88,7 +90,7 @@ def open_verifiers(config: GatewayConfig, owner: bytes, vocab_size: int, health:
 def main() -> None:
     """Read the configuration and serve."""
     config = from_env_or_exit(GatewayConfig, os.environ)
-    set_up_logging("gateway", config.log_level)
+    set_up_logging("gateway", config.log_level, config.log_format)
     try:
         for field, given in (("verifier", config.verifier), ("kvstore", config.kvstore)):
             if not addresses(given):

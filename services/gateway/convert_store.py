@@ -20,6 +20,7 @@ def record_pb(r: types.Record) -> kv.SessionRecord:
         fingerprint=fingerprint_pb(r.fingerprint), mode=number(r.mode), created_unix_ms=r.created_unix_ms,
         speculation=speculation_pb(r.speculation), detach=r.detach, deadline_unix_ms=r.deadline_unix_ms,
         priority=r.priority, return_steps=r.return_steps, return_trees=r.return_trees,
+        trace=common.TraceContext(**vars(r.trace)) if r.trace.traceparent else None,
     )  # fmt: skip
 
 
@@ -31,6 +32,7 @@ def stored(r: kv.KvStoreServiceGetSessionResponse) -> m.Stored:
         types.Speculation(optional(p.speculation, "budget"), optional(p.speculation, "topk_cap")),
         row(types.Fingerprint, p.fingerprint), known(types.Mode, p.mode), p.created_unix_ms, p.detach,
         p.deadline_unix_ms, p.priority, p.return_steps, p.return_trees,
+        types.Trace(p.trace.traceparent, p.trace.tracestate),
     )  # fmt: skip
     return m.Stored(record, state(r.state), r.tokens[:])
 

@@ -88,7 +88,9 @@ class Creating:
         try:
             created = await self._created(record)
             if created.existing:
-                return await self._resuming.find(record.session_id, lambda there: check_same(there, record))
+                return await self._resuming.find(
+                    record.session_id, lambda there: check_same(there, record), trace=options.trace
+                )
             session = self._table.begin(record, created.epoch, options)
         finally:
             creation = self._creations.pop(record.session_id)
@@ -128,7 +130,7 @@ def new_record(session_id: str, asked: Generation, resolved: Resolved, model: Mo
     return Record(
         session_id, secrets.token_bytes(ID_BYTES), model.name, asked.tenant, resolved.prompt, asked.sampling,
         sampling, resolved.speculation, model.fingerprint, Mode.EXACT, now, asked.detach, deadline, asked.priority,
-        asked.return_steps, asked.return_trees,
+        asked.return_steps, asked.return_trees, asked.trace,
     )  # fmt: skip
 
 

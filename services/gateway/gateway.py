@@ -24,6 +24,7 @@ from services.gateway.position import Position, check_fields
 from services.gateway.resolve import Limits, Resolver, check_model, default_thinking
 from services.gateway.resuming import Resuming
 from services.gateway.session import Options
+from services.gateway.spans import Spans
 from services.gateway.store_peer import StorePeer
 from services.gateway.stream import Stream
 from services.gateway.table import SessionTable
@@ -50,11 +51,11 @@ class Gateway:
         self._secret = config.tenant_secret.encode() or secrets.token_bytes(ID_BYTES)
         limits = Limits(config.max_prompt_bytes, config.default_max_tokens)
         self._resolver = Resolver(tokenizer, limits, default_thinking(config.model_path))
-        self._endings = Endings(store, config.max_sessions)
+        self._endings, self.spans = Endings(store, config.max_sessions), Spans()
         self._leases = Leases(store, config.store_patience)
         later = config.fingerprint_patience if config.fingerprint_policy == "best_effort" else None
         self.table = SessionTable(
-            Verifiers(verifiers, Policy(config.failover_patience, later)),
+            Verifiers(verifiers, Policy(config.failover_patience, later), watcher=self.spans),
             store,
             self._leases,
             lag=config.client_lag,
@@ -138,14 +139,16 @@ class Gateway:
         session is another.
         """
         model = self._attached(asked.model)
-        resolved = await self._resolver.resolve(asked, model)
+        with self.spans.part(asked.trace, "tokenize"):
+            resolved = await self._resolver.resolve(asked, model)
         seconds = seconds_until(asked, seconds_left)
         record = new_record(session_id_of(asked, self._secret), asked, resolved, model, seconds)
         deadline = None if seconds is None else time.monotonic() + seconds
         options = Options(asked.priority, deadline, asked.trace, asked.return_steps, asked.return_trees)
         try:
             async with asyncio.timeout(seconds):
-                session = await self._creating.open(record, options)
+                with self.spans.part(asked.trace, "create session"):
+                    session = await self._creating.open(record, options)
         except TimeoutError:
             raise DeadlineExceeded("the session could not be written to the store before its deadline") from None
         return Stream(session, self._tokenizer.pieces, self._resuming, detach=asked.detach)
@@ -165,8 +168,9 @@ class Gateway:
         """
         check_bytes("session_id", session_id, KEY_BYTES)
         check_fields(at)
-        await self._creating.settled(session_id)
-        session = await self._resuming.find(session_id, _allowed(tenant), at, trace)
+        with self.spans.part(trace, "find session"):
+            await self._creating.settled(session_id)
+            session = await self._resuming.find(session_id, _allowed(tenant), at, trace)
         return Stream(session, self._tokenizer.pieces, self._resuming, at, detach=detach)
 
     async def cancel(self, session_id: str, tenant: str) -> bool:
@@ -273,6 +277,7 @@ class Gateway:
 
     async def _sweep(self) -> None:
         self.table.sweep()
+        self.spans.sweep()
 
 
 async def every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

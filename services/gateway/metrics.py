@@ -9,14 +9,18 @@ from dataclasses import fields
 from typing import Protocol
 
 from hedgerow import errors
-from hedgerow.rpc import telemetry
+from hedgerow.rpc import telemetry, tracing
+from hedgerow.rpc.logs import bind
+from services.gateway import about
 from services.gateway.ports import Counts, Verifier
 from services.gateway.session import Session
+from services.gateway.spans import Spans
 from services.gateway.stream import Chunk, Event, Finished
-from services.gateway.types import Finish, Trace
+from services.gateway.types import Finish, Generation, Trace
 
 LEFT = "left"  # the outcome of a call whose client went away
 METHODS = ("generate", "resume")
+SERVICE = "hedgerow.v1.GatewayService"
 
 
 def reasons(kind: type[errors.HedgerowError] = errors.HedgerowError) -> list[str]:
@@ -37,51 +41,83 @@ class Call:
     def __init__(self, calls: Calls, method: str, trace: Trace) -> None:
         self._calls, self._method = calls, method
         self._begun, self._outcome, self._tokens = time.monotonic(), LEFT, 0
-        self._pair = (0, 0)
-        self._span = telemetry.begin(method, trace.traceparent)
-        self.trace = Trace(telemetry.traceparent(self._span) or trace.traceparent, trace.tracestate)
-        """What goes on to the verifier: this call's span."""
+        self._first = self._last = self._begun
+        self._first_tokens, self._streamed_at = 0, 0
+        self._pair, self._session = (0, 0), ""
+        self._span, self.trace = calls.spans.begin(f"{SERVICE}/{method.capitalize()}", trace)
+        """`trace` goes on to the verifier: this call's span."""
+        self._told = about.Told(self._span, content=calls.content)
+
+    def asked(self, asked: Generation) -> None:
+        """What the client wants, for its span."""
+        self._told.asked(asked)
 
     def sent(self, event: Event, session: Session) -> None:
         """The client gets `event` of `session`."""
+        if not self._session:
+            self._session = session.id
+            bind(session=session.id)
+            self._told.session(session)
+            self._calls.spans.reads(self.trace, session)
         if (pair := (session.epoch, session.attempt)) != self._pair:
             name = "attached" if self._pair == (0, 0) else "attached again"
             self._pair = pair
-            telemetry.event(self._span, name, session=session.id, epoch=pair[0], attempt=pair[1])
+            tracing.event(self._span, name, session=session.id, epoch=pair[0], attempt=pair[1])
         if isinstance(event, Chunk):
+            self._last = time.monotonic()
             if not self._tokens:
-                self._calls.first.observe(time.monotonic() - self._begun, self._method)
-                telemetry.event(self._span, "first tokens", token_offset=event.token_offset)
+                self._first, self._first_tokens = self._last, len(event.tokens)
+                self._streamed_at = time.time_ns()
+                self._calls.first.observe(self._first - self._begun, self._method)
+                tracing.event(self._span, "first tokens", token_offset=event.token_offset)
             self._tokens += len(event.tokens)
+            self._told.text(event.text)
         elif isinstance(event, Finished):
             self._outcome = event.end.reason.name.lower()
+
+    def streamed(self, detokenizing_ns: int) -> None:
+        """Its stream is over; making text took so long, all of it together."""
+        if self._streamed_at:
+            took: dict[str, tracing.Attribute] = {
+                "hedgerow.detokenize_ms": round(detokenizing_ns / 1e6, 3),
+                "hedgerow.tokens": self._tokens,
+            }
+            self._calls.spans.note(self.trace, "stream", self._streamed_at, took)
 
     def over(self, error: BaseException | None) -> None:
         """The call has ended; CancelledError and GeneratorExit are its client's doing."""
         if isinstance(error, Exception):
             self._outcome = error.reason.lower() if isinstance(error, errors.HedgerowError) else "internal"
-        self._calls.seconds.observe(time.monotonic() - self._begun, self._method)
-        self._calls.calls.add(1, self._method, self._outcome)
-        self._calls.tokens.add(self._tokens, self._method)
-        self._span.set_attributes({"outcome": self._outcome, "tokens": self._tokens})
-        telemetry.end(self._span, error if isinstance(error, Exception) else None)
+        calls, rest = self._calls, self._tokens - self._first_tokens
+        calls.seconds.observe(time.monotonic() - self._begun, self._method)
+        calls.calls.add(1, self._method, self._outcome)
+        calls.tokens.add(self._tokens, self._method)
+        if rest > 0:
+            calls.token.observe((self._last - self._first) / rest, self._method)
+        failed = self._told.over(self._outcome, self._tokens, self._first - self._begun, error)
+        calls.spans.ended(self.trace, failed)
 
 
 class Calls:
-    """Counts the calls of this process."""
+    """Counts the calls of this process. `content`: prompts and answers go into their spans."""
 
-    def __init__(self) -> None:
+    def __init__(self, spans: Spans | None = None, *, content: bool = False) -> None:
+        self.spans, self.content = spans or Spans(), content
         method = {"method": METHODS}
         calls = {**method, "outcome": OUTCOMES}
         self.calls = telemetry.counter("hedgerow_gateway_calls", "Calls that ended, by how.", calls)
         self.seconds = telemetry.histogram("hedgerow_gateway_call_seconds", "A call, to its last event.", method)
         self.first = telemetry.histogram("hedgerow_gateway_first_token_seconds", "To its first tokens.", method)
+        self.token = telemetry.histogram(
+            "hedgerow_gateway_token_seconds", "Between tokens, after the first ones; the mean of a call.", method
+        )
         self.tokens = telemetry.counter("hedgerow_gateway_tokens", "Tokens that clients got.", method)
 
     @contextmanager
     def call(self, method: str, trace: Trace = Trace()) -> Iterator[Call]:  # noqa: B008  it is frozen
         """Around one call."""
         made = Call(self, method, trace)
+        bind(trace=tracing.trace_id(made.trace.traceparent), session="")
         try:
             yield made
         except BaseException as error:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hedgerow.errors import HedgerowError
-from services.gateway.messages import Append, Granted, Start
-from services.gateway.types import Model, Record
+from services.gateway.messages import Append, Granted, Start, Timings, Update
+from services.gateway.types import Model, Record, Trace
+
+if TYPE_CHECKING:
+    from services.gateway.session import Session
 
 
 class Verifier(Protocol):
@@ -56,6 +59,29 @@ class Leases(Protocol):
         some of it, the record included where need be, or a verifier has seen that epoch. Refused with Fenced where it
         is another gateway's by now.
         """
+
+
+class Watcher:
+    """Is told what becomes of sessions, for traces and metrics. This one tells nobody."""
+
+    def placed(self, session: Session, address: str) -> Trace:
+        """A verifier is given it under its present attempt; under which trace."""
+        return session.options.trace
+
+    def displaced(self, session: Session, why: str, *, lost: bool) -> None:
+        """That attempt is over. `lost`: with its verifier."""
+
+    def stepped(self, session: Session, update: Update, timings: Timings) -> None:
+        """Its verifier said something under the present attempt."""
+
+    def last_word(self, update: Update) -> None:
+        """A verifier ended an attempt that is over here."""
+
+    def committed(self, session: Session) -> None:
+        """The store has more of it; `session.commit_ns` is how long that took."""
+
+    def over(self, session: Session) -> None:
+        """It does not run here any more."""
 
 
 @dataclass

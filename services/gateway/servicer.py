@@ -30,14 +30,15 @@ Asked = TypeVar("Asked")
 class GatewayServicer(GatewayServiceServicer):
     """The public contract. Errors leave as exceptions; the server's interceptor makes statuses of them."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway, self._calls = gateway, Calls()
+    def __init__(self, gateway: Gateway, calls: Calls | None = None) -> None:
+        self._gateway, self._calls = gateway, calls or Calls()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """A call that breaks, or is left, closes the stream: that cancels the session unless it is detached."""
         limits.check_generate(request, self._gateway.context_length)
         asked = _owned(_traced(await _converted(convert.generation, request), context), context)
         with self._calls.call("generate", asked.trace) as call:
+            call.asked(asked)
             stream = await self._gateway.generate(
                 dataclasses.replace(asked, trace=call.trace), context.time_remaining()
             )
@@ -92,6 +93,7 @@ async def _events(stream: Stream, call: Call, *, with_steps: bool) -> AsyncGener
                 call.sent(event, stream.session)
                 yield convert.event(event, with_steps=with_steps)
     finally:
+        call.streamed(stream.text_ns)
         stream.close()
 
 

@@ -97,7 +97,7 @@ class Session:
         self.timings: Timings | None = None
         self.notes: list[Note] = []
         self.readers: dict[Reader, None] = {}  # as they came
-        self.appended_ns = 0  # when the last append left
+        self.appended_ns = self.commit_ns = 0  # when the last append left; how long the last answered one took
         self._unacked: deque[_Unacked] = deque()
         self._steps = self._draft_tokens = self._accepted = 0
 
@@ -180,6 +180,7 @@ class Session:
                 break  # an empty append with the end has no length of its own
             append = self._unacked.popleft()
             self.acked, self.acked_digest, self.done = append.length, append.digest, append.final
+            self.commit_ns = now_ns - append.sent_ns
             if append.note:
                 append.note.commit_ns = now_ns - append.sent_ns
         self.wake()

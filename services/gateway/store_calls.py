@@ -19,7 +19,7 @@ from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceStub
 from services.gateway import convert, convert_store
 from services.gateway.config import addresses as split
 from services.gateway.messages import Created, ExpiredPage, Granted, Growth, State, Stored, Usage
-from services.gateway.types import Finish, Record
+from services.gateway.types import NO_TRACE, Finish, Record, Trace
 
 CALL_TIMEOUT = 5.0  # seconds for one call to one replica
 Answer = TypeVar("Answer")
@@ -67,7 +67,7 @@ class StoreCalls:
             record=convert_store.record_pb(record), owner=self.owner, digest=digest, ttl_ms=int(self.retention * 1000)
         )
         before = self._at
-        created = convert_store.created(await self._ask("CreateSession", request))
+        created = convert_store.created(await self._ask("CreateSession", request, trace=record.trace))
         there = created.existing
         if there and self._at != before and (there.owner, there.epoch, there.length) == (self.owner, 1, 0):
             return Created(1)  # the replica before had written it, and could not say so
@@ -98,7 +98,7 @@ class StoreCalls:
         if repair:
             request.record.CopyFrom(convert_store.record_pb(record))
             request.digest = digest.first(record.session_id, record.prompt)
-        return convert_store.granted(await self._ask("AcquireLease", request))
+        return convert_store.granted(await self._ask("AcquireLease", request, trace=record.trace))
 
     async def release(self, record: Record, epoch: int) -> State:
         """Give a lease up, so that another gateway may take the session at once. Raises Fenced, NotFound."""
@@ -161,11 +161,12 @@ class StoreCalls:
             self._at = (at + 1) % len(self._replicas)
             log.warning("a kvstore does not answer", address=self._replicas[at].address, next=self.address)
 
-    async def _ask(self, method: str, request: Any, seconds: float = CALL_TIMEOUT) -> Any:
+    async def _ask(self, method: str, request: Any, seconds: float = CALL_TIMEOUT, trace: Trace = NO_TRACE) -> Any:
+        metadata = (("traceparent", trace.traceparent),) if trace.traceparent else None
         for tried in range(1, len(self._replicas) + 1):
             at = self._at
             try:
-                return await getattr(self._stub, method)(request, timeout=seconds)
+                return await getattr(self._stub, method)(request, timeout=seconds, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 if is_silent(error):
                     self._move_on(at)

@@ -83,6 +83,7 @@ class Stream:
         text = Detokenizer(pieces, sampling.stop, sampling.stop_token_ids)
         self._text = Transcript(text, position.text)
         self._seeking, self._is_late = position.by_text, False
+        self.text_ns = 0  # that making text has taken
 
     @property
     def session(self) -> Session:
@@ -104,7 +105,9 @@ class Stream:
             piece = await self._next()
             await self._pass_over(piece.offset)
             while True:
+                begun = time.perf_counter_ns()
                 chunk = self._chunk(piece)
+                self.text_ns += time.perf_counter_ns() - begun
                 if chunk.tokens or chunk.text:
                     yield chunk
                 if piece.last:

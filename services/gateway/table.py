@@ -52,7 +52,7 @@ class SessionTable:
         self._unrecorded, self._clock = unrecorded, clock
         self._lag = lag
         self.sessions: dict[str, Session] = {}
-        self.counts = verifiers.counts
+        self.counts, self._watcher = verifiers.counts, verifiers.watcher
         self._upkeep = Upkeep(self, verifiers, lag, patience, clock)
         self._repairs = Repairs(self, store, leases, self.counts, self._now_ns)
 
@@ -131,6 +131,7 @@ class SessionTable:
                 self._repairs.refused(session, result)
                 continue
             session.acknowledge(result.state, now)
+            self._watcher.committed(session)
             session.repairs = 0
             grown[session.id] = session
             if session.done:
@@ -142,6 +143,7 @@ class SessionTable:
             self._tell(session)
             if session.done:
                 self._verifiers.forget(session)
+                self._watcher.over(session)
 
     def verifier_opened(self, verifier: Verifier) -> None:
         """A stream to it is open."""
@@ -185,8 +187,11 @@ class SessionTable:
             or (update.epoch, update.attempt) != (session.epoch, session.attempt)
         ):
             self.counts.dropped += 1
+            if update.finish:
+                self._watcher.last_word(update)
             return None
         session.heard_at = self._clock()
+        self._watcher.stepped(session, update, timings)
         if update.error is not None and self._goes_on(session, update.error):
             return None
         known = len(session.tokens)
@@ -226,6 +231,7 @@ class SessionTable:
         if session.pausing and session.end is None and session.settled and not session.repairing:
             del self.sessions[session.id]
             session.fail(session.pausing)
+            self._watcher.over(session)
             self._leases.release(session.record, session.epoch)
 
     def _taken(self, session: Session) -> None:
@@ -258,12 +264,14 @@ class SessionTable:
         """See repairs.Host."""
         self._remove(session)
         session.adopt(state)
+        self._watcher.over(session)
 
     def failed(self, session: Session, error: HedgerowError) -> None:
         """See repairs.Host. What is still this gateway's in the store is ended there, or left to a resume."""
         self._remove(session)
         self._store.forget(session.id)
         session.fail(error)
+        self._watcher.over(session)
         if isinstance(error, InvariantViolation):
             self._unrecorded(session.record)
         elif isinstance(error, Unavailable):

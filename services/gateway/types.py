@@ -175,3 +175,4 @@ class Record:
     priority: int = 0
     return_steps: bool = False
     return_trees: bool = False
+    trace: Trace = NO_TRACE  # the request that made it

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from hedgerow.errors import HedgerowError, Internal, InvariantViolation, Unavailable
 from services.gateway.messages import Start
-from services.gateway.ports import Counts, Verifier
+from services.gateway.ports import Counts, Verifier, Watcher
 from services.gateway.session import Session
+from services.gateway.types import Trace
 
 FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds between attempts that fail
 # The same after losses: a session that kills whatever takes it must leave the others time for their tokens.
@@ -69,8 +70,10 @@ class Verifiers:
         policy: Policy = WAIT,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
+        watcher: Watcher = Watcher(),  # noqa: B008  it has no state
     ) -> None:
         self._members, self._policy, self._clock, self._draw = list(members), policy, clock, draw
+        self.watcher = watcher
         self._at: dict[str, Verifier] = {}
         self._running: dict[str, dict[str, Session]] = {member.address: {} for member in members}
         self._waiting: dict[str, Session] = {}
@@ -89,6 +92,8 @@ class Verifiers:
     def attach(self, session: Session, error: HedgerowError | None = None) -> None:
         """Place a session under a new attempt, now or later. `error`: why its verifier does not go on with it."""
         before = self._remove(session)
+        if before is not None:
+            self.watcher.displaced(session, error.reason if error else "MOVED", lost=False)
         session.attempt += 1
         session.heard_at = None
         if error is not None:
@@ -103,6 +108,7 @@ class Verifiers:
         """Its stream broke: what ran there goes on elsewhere, or there again."""
         for session in list(self._running[verifier.address].values()):
             self._remove(session)
+            self.watcher.displaced(session, error.reason, lost=True)
             session.attempt += 1
             session.heard_at, session.moved = None, True
             self.counts.failed_over += 1
@@ -202,7 +208,7 @@ class Verifiers:
         self._at[session.id] = chosen
         self._running[chosen.address][session.id] = session
         self.counts.attached += 1
-        chosen.start(self._start(session))
+        chosen.start(self._start(session, self.watcher.placed(session, chosen.address)))
         return True
 
     def _open(self, session: Session) -> list[Verifier]:
@@ -221,7 +227,7 @@ class Verifiers:
         else:
             session.best_effort_from = None
 
-    def _start(self, session: Session) -> Start:
+    def _start(self, session: Session, trace: Trace) -> Start:
         """From the committed tokens on: what is on its way to the store is generated again and compared. Under another
         fingerprint it could differ, so there everything counts that is known.
         """
@@ -233,7 +239,7 @@ class Verifiers:
             left = max(1, int((options.deadline - self._clock()) * 1000))
         return Start(
             session.record, session.epoch, session.attempt, tokens, session.acked_digest if exact else session.digest,
-            options.priority, left, options.trace, options.return_trees,
+            options.priority, left, trace, options.return_trees,
         )  # fmt: skip
 
 

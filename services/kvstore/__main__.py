@@ -10,5 +10,5 @@ from services.kvstore.service import run
 
 if __name__ == "__main__":
     config = from_env_or_exit(KvStoreConfig, os.environ)
-    set_up_logging("kvstore", config.log_level)
+    set_up_logging("kvstore", config.log_level, config.log_format)
     run_service(run(config))

@@ -12,7 +12,7 @@ from services.verifier.config import VerifierServiceConfig
 def main() -> None:
     """Fixes what torch reads from the environment when it loads, and only then loads it."""
     config = from_env_or_exit(VerifierServiceConfig, os.environ)
-    set_up_logging("verifier", config.log_level)
+    set_up_logging("verifier", config.log_level, config.log_format)
     pin_blas(os.environ)
     from services.verifier.service import run
 

@@ -7,50 +7,17 @@ from typing import Protocol
 
 from hedgerow.engine.types import EngineLoad, Finish, StepResult, Update
 from hedgerow.rpc import telemetry
+from services.verifier.spans import Attachments
 
-MOST_ACCEPTED, MOST_SEQUENCES = 32, 128  # the last buckets of their histograms
-PARTS = ("queue_ns", "prefill_ns", "draft_ns", "verify_ns", "accept_ns", "total_ns")
+MOST_ACCEPTED, MOST_NODES, MOST_SEQUENCES = 32, 64, 128  # the last buckets of their histograms
 FINISHES = tuple(finish.name.lower() for finish in Finish if finish)
-
-
-class Attachments:
-    """A span for each attachment of a session, from its start to its last update: below its request's span."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, int, int], telemetry.Span] = {}  # as many as the engine holds
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def begin(self, session_id: str, epoch: int, attempt: int, traceparent: str) -> None:
-        """A start was taken."""
-        key = (session_id, epoch, attempt)
-        if key not in self._open:
-            self._open[key] = telemetry.begin(
-                "attachment", traceparent, session=session_id, epoch=epoch, attempt=attempt
-            )
-
-    def end(self, update: Update) -> None:
-        """Its last update is on its way."""
-        span = self._open.pop((update.session_id, update.epoch, update.attempt), None)
-        if span is None:
-            return
-        if span.is_recording():
-            span.set_attribute("finish", update.finish.name.lower())
-            if update.usage is not None:
-                span.set_attribute("completion_tokens", update.usage.completion_tokens)
-            if update.timings is not None:
-                parts = {
-                    name.replace("_ns", "_ms"): ns / 1e6 for name, ns in vars(update.timings).items() if name in PARTS
-                }
-                span.set_attributes(parts)
-        telemetry.end(span, update.error)
 
 
 class StepMetrics:
     """Counts steps as their results come by. A few microseconds each, and a tenth of one a sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, attachments: Attachments | None = None) -> None:
+        self.attachments = attachments or Attachments()
         self._step = telemetry.histogram("hedgerow_verifier_step_seconds", "A step, from its plan to its updates.")
         self._draft = telemetry.histogram("hedgerow_verifier_draft_seconds", "A step's wait for its trees.")
         self._forward = telemetry.histogram("hedgerow_verifier_forward_seconds", "A step's forward pass.")
@@ -60,7 +27,16 @@ class StepMetrics:
         self._accepted = telemetry.tally(
             "hedgerow_verifier_accepted_nodes", "Nodes of a tree that the target agreed with.", MOST_ACCEPTED
         )
-        self.attachments = Attachments()
+        self._accept = telemetry.histogram("hedgerow_verifier_accept_seconds", "Drawing, walking trees, moving pages.")
+        self._queue = telemetry.histogram("hedgerow_verifier_queue_seconds", "From an attachment to its first step.")
+        self._rows = telemetry.tally("hedgerow_verifier_tree_nodes", "Nodes of a tree that was verified.", MOST_NODES)
+        self._budget = telemetry.tally(
+            "hedgerow_verifier_tree_budget", "Most nodes that a tree might have.", MOST_NODES
+        )
+        self._prompt = telemetry.counter(
+            "hedgerow_verifier_prompt_tokens", "Tokens of prompts of sequences that ended."
+        )
+        self._cached = telemetry.counter("hedgerow_verifier_cached_prompt_tokens", "Those that a prefix cache had.")
         self._ends = telemetry.counter("hedgerow_verifier_ends", "Sequences that ended, by how.", {"finish": FINISHES})
 
     def count(self, result: StepResult) -> None:
@@ -68,14 +44,27 @@ class StepMetrics:
         self._step.observe(result.timings.total_ns / 1e9)
         self._draft.observe(result.timings.draft_ns / 1e9)
         self._forward.observe(result.timings.verify_ns / 1e9)
+        self._accept.observe(result.timings.accept_ns / 1e9)
         stats = [update.stats for update in result.updates if update.stats is not None]
         if stats:
             self._sequences.count(stats[0].batch_sequences)
-            self._accepted.count(*[each.accepted for each in stats if each.tree_nodes])
+            self._budget.count(*[each.budget for each in stats])
+            grown = [each for each in stats if each.tree_nodes]
+            self._rows.count(*[each.tree_nodes for each in grown])
+            self._accepted.count(*[each.accepted for each in grown])
+        self.attachments.stepped(result)
         for update in result.updates:
             if update.finish is not Finish.NONE:
-                self._ends.add(1, update.finish.name.lower())
-                self.attachments.end(update)
+                self._ended(update)
+
+    def _ended(self, update: Update) -> None:
+        self._ends.add(1, update.finish.name.lower())
+        if update.timings is not None:
+            self._queue.observe(update.timings.queue_ns / 1e9)
+        if update.usage is not None:
+            self._prompt.add(update.usage.prompt_tokens)
+            self._cached.add(update.usage.cached_prompt_tokens)
+        self.attachments.end(update)
 
 
 def watch_engine(load: Callable[[], EngineLoad]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -88,6 +89,8 @@ class DrafterPeer:
         self._release: list[int] = []
         self._max_budget = 0
         self._trouble = ""
+        self.traced: Callable[[int], Sequence[str]] = lambda step_id: ()
+        """The requests that a step's spans link to."""
 
     @property
     def connected(self) -> bool:
@@ -104,7 +107,10 @@ class DrafterPeer:
             return None
         release, self._release = self._release, []
         self._pending = pending = _Pending(batch.step_id)
-        self._requests.put_nowait(draft_request(batch, release, self._incarnation, self._max_budget))
+        request = draft_request(batch, release, self._incarnation, self._max_budget)
+        for traceparent in self.traced(batch.step_id):
+            request.traces.add(traceparent=traceparent)
+        self._requests.put_nowait(request)
         await asyncio.wait({pending.answer}, timeout=self._patience.answer)
         self._pending = None
         if pending.answer.cancelled():

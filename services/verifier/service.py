@@ -26,6 +26,7 @@ from services.verifier.loop import StepLoop
 from services.verifier.metrics import watch_drafter, watch_engine
 from services.verifier.peers import DrafterPeer, Patience, Target, ask_feature_layers
 from services.verifier.servicer import Loaded, VerifierServicer
+from services.verifier.spans import Attachments
 from services.verifier.vocabulary import read_vocabulary
 
 SERVICE = "hedgerow.v1.VerifierService"
@@ -45,17 +46,22 @@ class Group(NamedTuple):
 async def run(config: VerifierServiceConfig) -> None:
     """Serves until SIGTERM. Raises what makes going on impossible: a checkpoint that cannot be used, a failed step."""
     torch.set_num_threads(config.threads_used)
-    servicer = VerifierServicer(config.outgoing_messages, config.orphan_ms / 1000)
+    attachments = Attachments(config.trace_steps)
+    servicer = VerifierServicer(config.outgoing_messages, config.orphan_ms / 1000, attachments=attachments)
     health = Health([SERVICE], {"engine": servicer.check})
     serving = serve("verifier", servicer.register, config, health)
-    await serve_while(serving, _work(config, servicer, health))
+    await serve_while(serving, _work(config, servicer, health, attachments))
 
 
-async def _work(config: VerifierServiceConfig, servicer: VerifierServicer, health: Health) -> None:
+async def _work(
+    config: VerifierServiceConfig, servicer: VerifierServicer, health: Health, attachments: Attachments
+) -> None:
     layers = await _feature_layers(config)
     group = await asyncio.to_thread(load, config, layers)
     incarnation = os.urandom(16)
     peer = _peer(config, group, incarnation)
+    if peer is not None:
+        peer.traced = attachments.traced
     drafter: Drafter = peer or NoDrafter()
     steps = StepLoop(group.engine, drafter, servicer.deliver)
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)

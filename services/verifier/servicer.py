@@ -17,6 +17,7 @@ from hedgerow.rpc.streams import FIRST_MESSAGE, silent
 from hedgerow.v1 import verifier_pb2, verifier_pb2_grpc
 from services.verifier.convert import load_to, refusal, response_to, start_from
 from services.verifier.metrics import StepMetrics
+from services.verifier.spans import Attachments
 from services.verifier.streams import GatewayStream, GatewayStreams, Outgoing, Pair
 
 INCARNATION_BYTES = 16
@@ -68,14 +69,20 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     are left are cancelled. One that does not say who it is within `first_within` seconds has no stream any more.
     """
 
-    def __init__(self, outgoing_limit: int, orphan_seconds: float, first_within: float = FIRST_MESSAGE) -> None:
+    def __init__(
+        self,
+        outgoing_limit: int,
+        orphan_seconds: float,
+        first_within: float = FIRST_MESSAGE,
+        attachments: Attachments | None = None,
+    ) -> None:
         self.loaded: Loaded | None = None
         self.draining = False
         self.messages_sent = 0
         self._streams = GatewayStreams(outgoing_limit)
         self._orphan_seconds, self._first_within = orphan_seconds, first_within
         self._orphans: set[asyncio.Task[None]] = set()
-        self._metrics = StepMetrics()
+        self._metrics = StepMetrics(attachments)
         self._settled = asyncio.Event()
 
     async def Describe(self, request: verifier_pb2.DescribeRequest, context: Context) -> verifier_pb2.DescribeResponse:
@@ -213,6 +220,7 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     def _close(self, loaded: Loaded, stream: GatewayStream) -> None:
         stream.end()
         stream.clear()
+        self._metrics.attachments.left((session_id, *pair) for session_id, pair in stream.live.items())
         if not stream.live:
             self._streams.forget(stream)
             return

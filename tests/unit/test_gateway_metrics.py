@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from hedgerow import errors
-from hedgerow.rpc import telemetry
+from hedgerow.rpc import telemetry, tracing
 from services.gateway.messages import End, Usage
 from services.gateway.metrics import COUNTED, LEFT, OUTCOMES, Calls, watch_sessions
 from services.gateway.ports import Counts
@@ -93,7 +93,7 @@ def test_without_an_sdk_the_clients_trace_goes_on_as_it_came() -> None:
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_TRACER", provider.get_tracer("hedgerow"))
+    monkeypatch.setattr(tracing, "_TRACER", provider.get_tracer("hedgerow"))
     yield exporter
     provider.shutdown()
 
@@ -110,9 +110,11 @@ def test_a_call_is_one_span_with_its_attachments_and_its_end(spans: InMemorySpan
         call.sent(FINISHED, running)
     (span,) = spans.get_finished_spans()
     assert isinstance(span, ReadableSpan)
-    assert span.name == "generate"
+    assert span.name == "hedgerow.v1.GatewayService/Generate"
     assert [event.name for event in span.events] == ["attached", "first tokens", "attached again"]
-    assert dict(span.attributes or {}) == {"outcome": "stop", "tokens": 2}
+    said = dict(span.attributes or {})
+    assert (said["hedgerow.outcome"], said["gen_ai.usage.output_tokens"]) == ("stop", 2)
+    assert (said["rpc.response.status_code"], said["gen_ai.response.id"]) == ("OK", running.id)
 
 
 def test_what_sessions_count_is_exported_as_it_is() -> None:

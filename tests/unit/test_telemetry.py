@@ -1,23 +1,15 @@
-"""Metrics by name, with labels that nobody outside decides; spans that cost nothing where nobody takes them."""
+"""Metrics by name, with labels that nobody outside decides."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from hedgerow.rpc import telemetry
 from hedgerow.rpc.config import ConfigError
 from hedgerow.rpc.exposition import CONNECTIONS, Exposition
-
-TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
 
 # Metrics
 
@@ -143,51 +135,3 @@ async def test_an_address_that_cannot_be_stops_the_start_with_its_variable(addre
     with pytest.raises(ConfigError) as refused:
         await Exposition().start(address)
     assert refused.value.variable == "HEDGEROW_METRICS_ADDRESS"
-
-
-# Spans
-
-
-def test_without_an_sdk_spans_are_nothing_and_carry_their_context_on() -> None:
-    with telemetry.span("test", attribute=1) as span:
-        telemetry.event(span, "happened", n=1)
-        assert telemetry.traceparent(span) == ""
-    below = telemetry.begin("test", TRACEPARENT)
-    assert telemetry.traceparent(below).split("-")[1] == TRACEPARENT.split("-")[1]
-    telemetry.end(below, ValueError("x"))
-    broken = telemetry.begin("test", "not a traceparent", ["neither"])
-    assert telemetry.traceparent(broken) == ""
-
-
-@pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_TRACER", provider.get_tracer("hedgerow"))
-    yield exporter
-    provider.shutdown()
-
-
-def test_with_an_sdk_a_request_is_one_trace_with_links_events_and_failures(exported: InMemorySpanExporter) -> None:
-    earlier = telemetry.begin("earlier")
-    link = telemetry.traceparent(earlier)
-
-    def requested() -> None:
-        with telemetry.span("request", TRACEPARENT, [link, ""], model="m") as request:
-            telemetry.event(request, "attached", attempt=2)
-            with telemetry.span("inside", telemetry.traceparent(request)):
-                pass
-            raise ValueError("x")
-
-    with pytest.raises(ValueError, match="x"):
-        requested()
-    inside, outside = exported.get_finished_spans()
-    assert (inside.name, outside.name) == ("inside", "request")
-    assert inside.parent is not None
-    assert outside.context is not None
-    assert inside.parent.span_id == outside.context.span_id
-    assert f"{outside.context.trace_id:032x}" == TRACEPARENT.split("-")[1]
-    assert [each.context.span_id for each in outside.links] == [earlier.get_span_context().span_id]
-    assert [(each.name, dict(each.attributes or {})) for each in outside.events] == [("attached", {"attempt": 2})]
-    assert outside.status.status_code is trace.StatusCode.ERROR
-    assert dict(outside.attributes or {}) == {"model": "m"}

@@ -12,7 +12,7 @@ from opentelemetry.trace import StatusCode
 
 from hedgerow.engine.types import Finish, SequenceTimings, StepResult, StepTimings, Update, UsageCount
 from hedgerow.errors import Fenced
-from hedgerow.rpc import telemetry
+from hedgerow.rpc import tracing
 from services.verifier.metrics import StepMetrics
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -22,7 +22,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_TRACER", provider.get_tracer("hedgerow"))
+    monkeypatch.setattr(tracing, "_TRACER", provider.get_tracer("hedgerow"))
     yield exporter
     provider.shutdown()
 
@@ -47,10 +47,11 @@ def test_attachments_of_one_session_are_spans_of_its_request(spans: InMemorySpan
     for span, attempt in ((first, 1), (second, 2)):
         assert span.parent is not None
         assert f"{span.parent.trace_id:032x}" == TRACEPARENT.split("-")[1]
-        assert (span.attributes or {})["attempt"] == attempt
+        assert (span.attributes or {})["hedgerow.attempt"] == attempt
     assert first.status.status_code is StatusCode.ERROR
     said = dict(second.attributes or {})
-    assert (said["finish"], said["completion_tokens"], said["queue_ms"], said["total_ms"]) == ("stop", 7, 2.0, 5.0)
+    assert (said["hedgerow.finish"], said["gen_ai.usage.output_tokens"]) == ("stop", 7)
+    assert (said["hedgerow.queue_ms"], said["hedgerow.total_ms"]) == (2.0, 5.0)
 
 
 def test_without_an_sdk_an_attachment_leaves_nothing() -> None:

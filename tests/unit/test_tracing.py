@@ -1,0 +1,60 @@
+"""Spans cost nothing where nobody takes them, and are right where somebody does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from hedgerow.rpc import tracing
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_without_an_sdk_spans_are_nothing_and_carry_their_context_on() -> None:
+    with tracing.span("test", attributes={"attribute": 1}) as span:
+        tracing.event(span, "happened", n=1)
+        assert tracing.traceparent(span) == ""
+    below = tracing.begin("test", TRACEPARENT)
+    assert tracing.traceparent(below).split("-")[1] == TRACEPARENT.split("-")[1]
+    tracing.end(below, ValueError("x"))
+    broken = tracing.begin("test", "not a traceparent", ["neither"])
+    assert tracing.traceparent(broken) == ""
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(tracing, "_TRACER", provider.get_tracer("hedgerow"))
+    yield exporter
+    provider.shutdown()
+
+
+def test_with_an_sdk_a_request_is_one_trace_with_links_events_and_failures(exported: InMemorySpanExporter) -> None:
+    earlier = tracing.begin("earlier")
+    link = tracing.traceparent(earlier)
+
+    def requested() -> None:
+        with tracing.span("request", TRACEPARENT, [link, ""], {"model": "m"}) as request:
+            tracing.event(request, "attached", attempt=2)
+            with tracing.span("inside", tracing.traceparent(request)):
+                pass
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        requested()
+    inside, outside = exported.get_finished_spans()
+    assert (inside.name, outside.name) == ("inside", "request")
+    assert inside.parent is not None
+    assert outside.context is not None
+    assert inside.parent.span_id == outside.context.span_id
+    assert f"{outside.context.trace_id:032x}" == TRACEPARENT.split("-")[1]
+    assert [each.context.span_id for each in outside.links] == [earlier.get_span_context().span_id]
+    assert [(each.name, dict(each.attributes or {})) for each in outside.events] == [("attached", {"attempt": 2})]
+    assert outside.status.status_code is trace.StatusCode.ERROR
+    assert dict(outside.attributes or {}) == {"model": "m"}
