@@ -34,6 +34,7 @@ from services.gateway.session import Options, Session
 from services.gateway.types import Finish
 
 FIRST_DELAY, LAST_DELAY = 0.05, 1.0  # seconds between tries while the store is away
+EAGER = 16  # part of the usual quiet after which a lease is tried at first: its owner may just be giving it up
 log = get_log(__name__)
 
 
@@ -76,6 +77,7 @@ class Following:
         self._grown_at = self._read_at = asyncio.get_running_loop().time()
         self._away_since: float | None = None  # since when the store does not answer, or does not know the session
         self._delay = FIRST_DELAY
+        self._quiet_for = times.quiet / EAGER
         self.task = asyncio.create_task(self._run())
 
     def stop(self, error: HedgerowError) -> None:
@@ -120,11 +122,11 @@ class Following:
         """Raises TimeoutError where nothing comes for a while."""
         async with aclosing(self._store.tail(self.session.id, len(self.session.tokens))) as growths:
             while not self.session.done:
-                async with asyncio.timeout(self._times.quiet * random.uniform(0.75, 1.0)):
+                async with asyncio.timeout(self._quiet_for * random.uniform(0.75, 1.0)):
                     growth = await anext(growths, None)
                 if growth is None:
                     raise Unavailable("kvstore", "it ended the stream", 0.0)
-                self._away_since, self._delay = None, FIRST_DELAY
+                self._away_since, self._delay, self._quiet_for = None, FIRST_DELAY, self._times.quiet
                 self._grow(growth)
                 self._check_read()
 
@@ -153,7 +155,7 @@ class Following:
 
     async def _quiet(self) -> bool:
         session = self.session
-        self._away_since = None
+        self._away_since, self._quiet_for = None, min(2 * self._quiet_for, self._times.quiet)
         waits = any(reader.waits for reader in session.readers)
         silent = asyncio.get_running_loop().time() - self._grown_at
         state = State(length=len(session.tokens), digest=session.acked_digest)

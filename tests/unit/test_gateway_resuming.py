@@ -305,6 +305,21 @@ async def test_a_session_that_its_living_owner_does_not_run_is_taken_when_it_sta
     assert kept.tokens == LAW[:7]
 
 
+async def test_a_lease_that_is_just_being_given_up_is_taken_soon(store: SharedStore, b: Side) -> None:
+    """A client that a draining gateway sends away may be here before the lease is given up."""
+    kept = store.put(record(), A, LAW[:5])
+    store.alive.add(A)
+    b.resuming._times = TIMES._replace(quiet=30.0, repair=60.0, forsaken=60.0)
+    reader = b.read(await b.find())
+    assert taken(reader) == LAW[:5]
+    await soon(lambda: store.follows == 1)
+    kept.state = kept.state._replace(owner=NOBODY)
+    began = time.monotonic()
+    await soon(lambda: "s1" in b.table.sessions)
+    assert time.monotonic() - began < 5
+    assert kept.state.owner == B
+
+
 async def test_a_log_that_lost_what_was_followed_is_made_again_here(store: SharedStore, b: Side) -> None:
     kept = store.put(record(), A, LAW[:5])
     store.alive.add(A)
