@@ -33,6 +33,10 @@ TORCH_CPU_NEEDS = ("filelock", "fsspec", "jinja2", "networkx", "setuptools>=77.0
 TORCH_GPU = "torch==2.10.0"  # the index's own build: CUDA 12.8
 
 
+# Markers are weighed for the Python that runs this; redis-py asks for it below 3.11.3, and Debian 12 has 3.11.2.
+DEBIAN_PYTHON_NEEDS = ("async-timeout>=4.0.3",)
+
+
 class Image(NamedTuple):
     """What an image installs."""
 
@@ -57,7 +61,7 @@ def requirements(image: Image) -> list[str]:
     wanted = list(project["dependencies"])
     for extra in image.extras:
         wanted += [each for each in project["optional-dependencies"][extra] if not each.startswith("torch")]
-    return [*wanted, *image.more]
+    return [*wanted, *DEBIAN_PYTHON_NEEDS, *image.more]
 
 
 def resolve(wanted: Iterable[str], machine: str) -> list[tuple[str, str, str]]:

@@ -1,0 +1,95 @@
+"""Clients that ask for the same generations again and again while a cluster is disturbed: a process for `lab exec`.
+
+    python -m tests.system.streams ADDRESS --streams 4 --tokens 400
+
+Each client has a prompt and a seed of its own, so each of its answers must be its first one, token for token. What
+happens is told as JSON lines: {"undisturbed": true} once every client has its first answer, then {"running": n}
+whenever the first token of an answer came, and at the end, which comes when standard input is closed, a summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from hedgerow.client import AsyncClient, Retry
+from hedgerow.errors import HedgerowError
+
+PROMPTS = ("def read_config(path):", "class Queue:\n", "import os\n\ndef walk(", "def fibonacci(n):", "async def main(")
+# Of calls that have given nothing yet: a cluster whose only verifier restarts has no gateway that is ready.
+RETRY = Retry(attempts=200, resumes=200, last_delay=1.0, total=180.0)
+
+
+class Clients:
+    """What they did, together."""
+
+    def __init__(self, address: str, tokens: int) -> None:
+        self.address, self.tokens = address, tokens
+        self.done = self.wrong = self.running = 0
+        self.longest = 0.0  # seconds between two chunks of one answer
+        self.errors: list[str] = []
+        self.first: dict[int, Sequence[int]] = {}
+        self.stopping = asyncio.Event()
+
+    async def run(self, count: int) -> None:
+        """Until standard input is closed, and then until each answer has come to its end."""
+        async with AsyncClient(self.address, retry=RETRY) as client:
+            for number in range(count):
+                self.first[number] = await self.answer(client, number)
+            tell(undisturbed=True)
+            # A thread: standard input may be a pipe that no event loop takes.
+            reading = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+            reading.add_done_callback(lambda task: self.stopping.set())
+            await asyncio.gather(*(self.repeat(client, number) for number in range(count)))
+        tell(done=self.done, wrong=self.wrong, errors=self.errors, longest=round(self.longest, 2))
+
+    async def repeat(self, client: AsyncClient, number: int) -> None:
+        """One client. An answer with an error is not asked for again at once: it would be the next error."""
+        while not self.stopping.is_set():
+            try:
+                tokens = await self.answer(client, number)
+            except HedgerowError as error:
+                self.errors.append(f"{error.reason}: {error.message}")
+                await asyncio.sleep(1)
+                continue
+            self.done += 1
+            self.wrong += tokens != self.first[number]
+
+    async def answer(self, client: AsyncClient, number: int) -> Sequence[int]:
+        """All tokens of one answer."""
+        tokens: list[int] = []
+        options = {"max_tokens": self.tokens, "temperature": 0.8, "seed": 100 + number, "ignore_eos": True}
+        stream = client.generate(PROMPTS[number % len(PROMPTS)], **options)  # type: ignore[arg-type]
+        begun, last = False, 0.0
+        try:
+            async for chunk in stream:
+                now = time.monotonic()
+                if begun:
+                    self.longest = max(self.longest, now - last)
+                elif chunk.tokens:
+                    begun = True
+                    self.running += 1
+                    tell(running=self.running)
+                tokens += chunk.tokens
+                last = now
+        finally:
+            self.running -= begun
+        return tokens
+
+
+def tell(**what: object) -> None:
+    """One line."""
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=400)
+    given = parser.parse_args()
+    asyncio.run(Clients(given.address, given.tokens).run(given.streams))

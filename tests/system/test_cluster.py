@@ -1,0 +1,213 @@
+"""The chart in a real cluster, with images from the Dockerfile that users build, and streams in flight.
+
+The tests of this file run in order, on one release. Clients repeat the same generations meanwhile: not one may break,
+and each answer must be the undisturbed one, token for token.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.system.cluster import IMAGES, NAMESPACE, RELEASE, Cluster, Failed
+from tests.system.tools import ROOT, VALUES, pod_specs, render, tool
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+APIS = ROOT / "tests" / "system" / "apis"
+KINDS = ("gateway", "kvstore", "drafter", "verifier", "redis")
+KEEP = bool(os.environ.get("HEDGEROW_KEEP_CLUSTER"))  # for work on these tests: images and cluster stay as they are
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster that has the images."""
+    made = Cluster()
+    if not KEEP:
+        for target in IMAGES:
+            made.build(target)
+    try:
+        made.run("up", timeout=300)
+        if not KEEP:
+            made.run("load", *IMAGES.values(), timeout=600)
+        made.run("kubectl", "apply", "-f", str(APIS))
+        made.run(
+            "kubectl",
+            "apply",
+            "-f",
+            "-",
+            given=json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+        )
+        yield made
+    finally:
+        if not KEEP:
+            made.run("down", timeout=120)
+
+
+@pytest.fixture(scope="module")
+def release(cluster: Cluster) -> Cluster:
+    """The laptop's profile, ready."""
+    cluster.claim(f"data-{RELEASE}-redis-0")
+    cluster.install()
+    cluster.settle()
+    return cluster
+
+
+def unbroken(told: dict[str, Any]) -> None:
+    """What the clients must have seen."""
+    print(told)
+    assert told["errors"] == []
+    assert told["wrong"] == 0
+    assert told["done"] >= 4
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_an_api_server_accepts_every_object(cluster: Cluster, values: str) -> None:
+    objects = render(values)
+    listed = {
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [each | {"metadata": each["metadata"] | {"namespace": NAMESPACE}} for each in objects],
+    }
+    told = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=json.dumps(listed))
+    assert told.count("server dry run") == len(objects)
+    # The pod of a LeaderWorkerSet is no pod to its API: it is checked as one.
+    for where, spec in pod_specs(objects).items():
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "one"},
+            "spec": {**spec, "serviceAccountName": "default"},
+        }
+        pod["spec"].pop("runtimeClassName", None)  # the class is a cluster's own
+        if not where.startswith("StatefulSet/") or "redis" not in where:
+            cluster.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", given=json.dumps(pod))
+
+
+def test_helm_test_generates_text(release: Cluster) -> None:
+    release.helm("test", RELEASE, "--timeout=120s")
+    text = release.kubectl("logs", f"{RELEASE}-test")
+    print(text)
+    assert len(text.split()) > 5
+
+
+def test_another_client_reads_the_contract(release: Cluster) -> None:
+    words = ["-plaintext", "-import-path", "protos", "-proto", "hedgerow/v1/gateway.proto", release.address()]
+    models = json.loads(release.run("exec", tool("grpcurl"), *words, "hedgerow.v1.GatewayService/ListModels"))
+    assert [each["name"] for each in models["models"]] == ["sapling"]
+
+
+def test_pods_write_nowhere_and_are_nobody(release: Cluster) -> None:
+    for kind in KINDS:
+        name = release.pods(kind)[0]["metadata"]["name"]
+        code = "import os; print(os.getuid()); open('/app/x', 'w')"
+        with pytest.raises(Failed, match="Read-only file system"):
+            release.kubectl("exec", name, "--", "python3", "-c", code)
+        assert release.kubectl("exec", name, "--", "python3", "-c", "import os; print(os.getuid())").strip() == "10001"
+
+
+def test_the_compiled_engine_is_the_images(release: Cluster) -> None:
+    for kind in ("verifier", "drafter"):
+        name = release.pods(kind)[0]["metadata"]["name"]
+        found = release.kubectl(
+            "exec", name, "--", "python3", "-c", "from kernels.cpu.build import build; print(build())"
+        )
+        assert "/app/.hedgerow/engine/prebuilt-" in found
+        assert "runs on PyTorch" not in release.kubectl("logs", name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_is_deleted(release: Cluster, kind: str) -> None:
+    with release.streams() as streams:
+        release.kubectl("delete", "pod", release.pods(kind)[0]["metadata"]["name"], timeout=90)
+        release.settle()
+        streams.wait_running()
+        unbroken(streams.finish())
+
+
+@pytest.mark.parametrize("kind", ["gateway", "verifier", "redis"])
+def test_a_pod_is_gone_at_once(release: Cluster, kind: str) -> None:
+    with release.streams() as streams:
+        release.kubectl("delete", "pod", release.pods(kind)[0]["metadata"]["name"], "--grace-period=0", "--force")
+        release.settle()
+        streams.wait_running()
+        unbroken(streams.finish())
+
+
+def test_a_node_is_drained_and_comes_back(release: Cluster) -> None:
+    with release.streams() as streams:
+        words = ["drain", "lab", "--delete-emptydir-data", "--ignore-daemonsets", "--timeout=15s"]
+        with pytest.raises(Failed, match="disruption budget"):  # the one node is all there is
+            release.kubectl(*words, "--pod-selector=app.kubernetes.io/name=hedgerow,app.kubernetes.io/component!=test")
+        try:
+            for kind in ("gateway", "kvstore"):
+                assert [pod for pod in release.pods(kind) if pod["status"]["phase"] == "Running"], kind
+        finally:
+            release.kubectl("uncordon", "lab")
+        release.settle()
+        streams.wait_running()
+        unbroken(streams.finish())
+
+
+def test_an_upgrade_rolls_everything_and_a_rollback_too(release: Cluster) -> None:
+    before = release.get("secret", f"{RELEASE}-secrets")["data"]
+    with release.streams() as streams:
+        settings = "gateway.config.max_sessions=500,kvstore.config.max_entries=900,drafter.mode=colocated"
+        release.install("--set", settings)
+        release.settle()
+        assert not release.pods("drafter")
+        assert "HEDGEROW_MAX_SESSIONS" in release.get("configmap", f"{RELEASE}-gateway")["data"]
+        streams.wait_running()
+        release.helm("rollback", RELEASE, "--wait", "--timeout=300s")
+        release.settle()
+        assert release.pods("drafter")
+        streams.wait_running()
+        unbroken(streams.finish())
+    assert release.get("secret", f"{RELEASE}-secrets")["data"] == before
+
+
+def test_wrong_values_change_nothing(release: Cluster) -> None:
+    before = release.helm("history", RELEASE, "-o", "json")
+    with pytest.raises(Failed, match="max_session"):
+        release.install("--set", "gateway.config.max_session=1")
+    assert release.helm("history", RELEASE, "-o", "json") == before
+
+
+def test_no_secret_is_in_logs_or_arguments(release: Cluster) -> None:
+    secrets = {
+        name: base64.b64decode(value).decode()
+        for name, value in release.get("secret", f"{RELEASE}-secrets")["data"].items()
+    }
+    for kind in KINDS:
+        for pod in release.pods(kind):
+            name = pod["metadata"]["name"]
+            shown = (
+                release.kubectl("logs", name)
+                + json.dumps(pod)
+                + release.kubectl("exec", name, "--", "cat", "/proc/1/cmdline")
+            )
+            for key in ("tenant-secret", "redis-password", "redis-url"):
+                assert secrets[key] not in shown, f"{key} of {name}"
+
+
+def test_sessions_outlive_the_release(release: Cluster) -> None:
+    """Uninstalled and installed again with the data volume kept: a session goes on where its client left it."""
+
+    def client(*words: str) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(
+            release.run("exec", sys.executable, "-m", "tests.system.leaving", release.address(), *words)
+        )
+        return told
+
+    whole, left = client("--whole"), client()
+    release.helm("uninstall", RELEASE, "--wait", "--timeout=120s")
+    assert not release.get("pods", "-l", "app.kubernetes.io/name=hedgerow,app.kubernetes.io/component!=test")["items"]
+    release.install()
+    release.settle()
+    rest = client(json.dumps(left["position"]))
+    assert left["tokens"] + rest["tokens"] == whole["tokens"]

@@ -1,0 +1,83 @@
+"""The images: what they are made of, and that what is locked is what is asked for. test_cluster.py runs them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tests.system.cluster import Cluster
+from tests.system.tools import ROOT, tool
+
+pytestmark = pytest.mark.system
+DOCKER = ROOT / "deploy" / "docker"
+EXTRAS = {"slim": ("server",), "cpu": ("server", "engine"), "gpu": ("server", "engine")}
+SLIM_BYTES = 250_000_000
+
+
+def locked(name: str) -> dict[str, str]:
+    """Version by name."""
+    text = (DOCKER / f"{name}.lock").read_text()
+    pins = re.findall(r"^([a-z0-9.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M)
+    assert len(pins) == text.count("=="), "every line is pinned and has a hash"
+    return {each[0]: each[1] for each in pins}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_lock_holds_what_the_project_asks_for(name: str) -> None:
+    """A dependency that is added to pyproject.toml needs `deploy/docker/lock.py`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(each for extra in EXTRAS[name] for each in project["optional-dependencies"][extra]),
+    ]
+    pins = locked(name)
+    for each in map(Requirement, wanted):
+        held = pins.get(each.name.lower().replace("_", "-"))
+        assert held is not None, f"{each} is not in {name}.lock"
+        assert each.specifier.contains(Version(held), prereleases=True), f"{each}: {held} is locked"
+
+
+def test_the_gpu_image_has_what_its_kernels_need() -> None:
+    pins = locked("gpu")
+    assert pins["torch"].startswith("2.10.")
+    assert pins["triton"].startswith("3.6.")
+    assert "nvidia-nccl-cu12" in pins
+
+
+def test_the_slim_lock_has_no_engine() -> None:
+    assert not {"torch", "numpy", "triton", "safetensors"} & locked("slim").keys()
+
+
+def test_the_base_is_pinned_and_nothing_runs_as_root() -> None:
+    text = (DOCKER / "Dockerfile").read_text()
+    assert re.search(r"^ARG BASE=docker\.io/library/debian:bookworm-slim@sha256:[0-9a-f]{64}$", text, re.M)
+    finals = [stage for stage in re.split(r"^FROM ", text, flags=re.M) if re.match(r"\S+ AS (slim|cpu|gpu)\n", stage)]
+    assert len(finals) == 3
+    for stage in finals:
+        assert re.search(r"^USER 10001:10001$", stage, re.M), stage.splitlines()[0]
+    assert "--require-hashes" in text
+    assert ":latest" not in text
+
+
+def test_compose_names_no_moving_tag() -> None:
+    text = (DOCKER / "compose.yaml").read_text()
+    for image in re.findall(r"image: (\S+)", text):
+        assert re.search(r":v?\d+\.\d+", image) or "${" in image, image
+
+
+@pytest.mark.timeout(900)
+def test_the_slim_image_is_small() -> None:
+    podman = tool("podman")
+    image = Cluster().build("slim")
+    told = json.loads(
+        subprocess.run([podman, "image", "inspect", image], capture_output=True, text=True, check=True).stdout
+    )[0]
+    print(f"{image}: {told['Size'] / 1e6:.0f} MB")
+    assert told["Size"] <= SLIM_BYTES
+    assert told["Config"]["User"] == "10001:10001"
