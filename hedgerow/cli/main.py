@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from hedgerow import __version__
-from hedgerow.cli import chat, generate, models, sessions, tokenize, up
+from hedgerow.cli import chat, generate, models, options, sessions, tokenize, up
 from hedgerow.cli.command import FAILED, INTERRUPTED, NOBODY_THERE, TERMINATED, Command, say, status_of
 from hedgerow.cli.show import BrokenOff, how_to_go_on
 from hedgerow.client import Client, Retry
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
                 help="for how long to try to go on with what broke, %(default)g",
             )
             child.add_argument("--tenant", metavar="NAME", default="", help="on whose behalf")
+            options.add_tls(child)
             command.add_arguments(child)
             child.set_defaults(run=_with_client(command))
     return parser
@@ -101,7 +102,7 @@ def _with_client(command: Command) -> Callable[[argparse.Namespace], int]:
             retry = Retry(total=args.patience)
         except InvalidRequest as error:
             raise InvalidRequest("--patience", args.patience, error.limit) from None
-        with _terminable(), Client(args.address, retry=retry, tenant=args.tenant) as client:
+        with _terminable(), Client(args.address, retry=retry, tenant=args.tenant, tls=options.tls(args)) as client:
             return command.run(client, args)
 
     return run
@@ -122,13 +123,15 @@ def _terminable() -> Iterator[None]:
 
 
 def _explain(error: HedgerowError, address: str) -> int:
-    if isinstance(error, Unavailable) and error.metadata.get("connected") == "no":
+    if isinstance(error, Unavailable) and error.metadata.get("connected") == "no" and "tls" not in error.metadata:
         say(
             f"hedgerow: nothing answers at {address}. Start a stack with `hedgerow up`, or name another gateway with "
             f"--address or {ADDRESS_VARIABLE}."
         )
         return NOBODY_THERE
     say(f"hedgerow: {error}")
+    if "tls" in error.metadata:
+        return NOBODY_THERE
     if isinstance(error, BrokenOff):
         say(f"hedgerow: the answer broke off; go on with: {how_to_go_on(error.position)}")
     elif error.retry_after:

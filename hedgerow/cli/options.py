@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 
+from hedgerow.certificates import Tls, read
 from hedgerow.client import Options
+from hedgerow.errors import InvalidRequest
+
+TLS_VARIABLES = {"ca": "HEDGEROW_TLS_CA", "cert": "HEDGEROW_TLS_CERT", "key": "HEDGEROW_TLS_KEY"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +45,38 @@ def add_leaving(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--leave-running", action="store_true", help="Ctrl-C leaves the session going on, and says how to resume it"
     )
+
+
+def add_tls(parser: argparse.ArgumentParser) -> None:
+    """How to reach what speaks TLS."""
+    texts = {
+        "ca": "authorities whose certificates are believed",
+        "cert": "certificate to show, where one is asked for",
+        "key": "its private key",
+    }
+    parser.add_argument(
+        "--tls", action="store_true", help="over TLS, with the usual authorities if there is no --tls-ca"
+    )
+    for field, variable in TLS_VARIABLES.items():
+        parser.add_argument(
+            f"--tls-{field}",
+            type=Path,
+            metavar="FILE",
+            default=os.environ.get(variable) or None,
+            help=f"{texts[field]} (PEM; so over TLS); {variable} sets the default",
+        )
+
+
+def tls(args: argparse.Namespace) -> Tls | bool:
+    """What was given; False: no TLS. Raises InvalidRequest with the option."""
+    given = Tls(args.tls_ca, args.tls_cert, args.tls_key)
+    if given == Tls():
+        return bool(args.tls)
+    try:
+        read(given)
+    except InvalidRequest as why:
+        raise InvalidRequest(f"--tls-{why.field}", str(getattr(given, why.field)), why.limit) from None
+    return given
 
 
 def options(args: argparse.Namespace) -> Options:

@@ -3,6 +3,7 @@
 Errors are those of `hedgerow.errors`.
 """
 
+from hedgerow.certificates import Tls
 from hedgerow.client._async import AsyncClient
 from hedgerow.client._retry import Retry
 from hedgerow.client._stream import Stream
@@ -46,6 +47,7 @@ __all__ = [
     "Stream",
     "SyncStream",
     "Timings",
+    "Tls",
     "ToolCall",
     "Usage",
 ]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, Unpack
 
 from google.protobuf.message import Message
 
+from hedgerow.certificates import Tls
 from hedgerow.client import _convert
 from hedgerow.client._convert import Messages
 from hedgerow.client._fields import check_size, fill, seconds
@@ -34,7 +35,8 @@ class AsyncClient:
 
     `address`: a text, with commas between several, or a list. Calls are spread over them, and each goes on at the next
     one when its gateway fails; `retry` says how often and how long. `tenant` is sent with every call. `timeout`, in
-    seconds, is that of the calls with one answer, retries included; generations have their own.
+    seconds, is that of the calls with one answer, retries included; generations have their own. `tls`: a
+    `Tls` with the files to use (InvalidRequest says what is wrong with them), or True for the usual authorities.
     Belongs to the event loop that first uses it. Every method raises errors of `hedgerow.errors`.
     """
 
@@ -45,8 +47,9 @@ class AsyncClient:
         retry: Retry = Retry(),  # noqa: B008  frozen
         tenant: str = "",
         timeout: float = TIMEOUT,
+        tls: bool | Tls | None = None,
     ) -> None:
-        self._gateways = Gateways(address, retry, tenant)
+        self._gateways = Gateways(address, retry, tenant, tls)
         within = seconds("timeout", timeout)
         self._timeout = TIMEOUT if within is None else within
 

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import grpc.aio
 from google.protobuf.message import Message
 
+from hedgerow.certificates import Tls, Watched, hint
 from hedgerow.client import _trace
+from hedgerow.client._channel import open_channel
 from hedgerow.client._fields import MESSAGE_LIMIT, check_size
 from hedgerow.client._retry import Patience, Retry
-from hedgerow.client._status import decode
+from hedgerow.client._status import decode, never_sent
 from hedgerow.errors import Cancelled, DeadlineExceeded, HedgerowError, InvalidRequest, Unavailable
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceStub
 
@@ -52,10 +54,13 @@ class Leaving(Protocol):
 class Gateways:
     """Channels, calls that are one answer, and what still runs when the client is closed."""
 
-    def __init__(self, addresses: str | Sequence[str], retry: Retry, tenant: str) -> None:
+    def __init__(
+        self, addresses: str | Sequence[str], retry: Retry, tenant: str, tls: bool | Tls | None = None
+    ) -> None:
         self.addresses, self.retry, self.tenant = _addresses(addresses), retry, check_tenant(tenant)
         if not isinstance(retry, Retry):
             raise InvalidRequest("retry", retry, "a Retry")
+        self._tls = _watched(tls)
         self.closing = self._closed = False
         self.streams: dict[Leaving, None] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -91,8 +96,22 @@ class Gateways:
         if self._closed:
             raise Cancelled(CLOSED)
         if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=OPTIONS)
+            self._channels[address] = open_channel(address, OPTIONS, self._tls)
         return GatewayServiceStub(self._channels[address])  # type: ignore[no-untyped-call]
+
+    def decode(self, error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
+        """As `decode`; where TLS failed, in words that name the files."""
+        told = decode(error, address)
+        meaning = hint(told.message) if never_sent(told) else None
+        if meaning is None:
+            return told
+        files = "this client uses no TLS"
+        if self._tls is not None:
+            tls = self._tls.tls
+            files = f"tls.ca: {tls.ca or 'the usual ones'}, tls.cert: {tls.cert or 'none'}"
+        clear = Unavailable(f"gateway at {address}", f"{meaning.text} ({files}): {told.message}", 0.0)
+        clear.metadata |= told.metadata | {"tls": meaning.text}
+        return clear
 
     def metadata(
         self, tenant: str = "", trace: tuple[tuple[str, str], ...] | None = None
@@ -128,7 +147,7 @@ class Gateways:
         try:
             return await getattr(self.stub(address), method)(request, timeout=within, metadata=self.metadata(tenant))
         except grpc.aio.AioRpcError as failed:
-            raise decode(failed, address) from None
+            raise self.decode(failed, address) from None
         except asyncio.CancelledError:
             if self._closed and (task is None or task.cancelling() == cancels):  # it was the call, not the caller
                 raise Cancelled(CLOSED) from None
@@ -164,6 +183,18 @@ def check_tenant(tenant: object) -> str:
             "tenant", tenant, f"printable ASCII text without spaces, at most {TENANT_BYTES} characters"
         )
     return tenant
+
+
+def _watched(tls: object) -> Watched | None:
+    """Raises InvalidRequest with the field and the file."""
+    if tls is None or tls is False:
+        return None
+    if tls is not True and not isinstance(tls, Tls):
+        raise InvalidRequest("tls", tls, "a Tls, True or False")
+    try:
+        return Watched(Tls() if tls is True else tls)
+    except InvalidRequest as why:
+        raise InvalidRequest(f"tls.{why.field}", why.value, why.limit) from None
 
 
 def _addresses(given: object) -> tuple[str, ...]:

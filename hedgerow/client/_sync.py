@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Unpack
 
+from hedgerow.certificates import Tls
 from hedgerow.client._async import DEFAULT_ADDRESS, TIMEOUT, AsyncClient, Prompt
 from hedgerow.client._convert import Messages
 from hedgerow.client._loop import Loop
@@ -104,8 +105,9 @@ class Client:
         retry: Retry = Retry(),  # noqa: B008  frozen
         tenant: str = "",
         timeout: float = TIMEOUT,
+        tls: bool | Tls | None = None,
     ) -> None:
-        self._client = AsyncClient(address, retry=retry, tenant=tenant, timeout=timeout)
+        self._client = AsyncClient(address, retry=retry, tenant=tenant, timeout=timeout, tls=tls)
         self._loop = Loop()
         # Also when nobody refers to it any more, and when the program ends: sessions of open streams are cancelled.
         self._closer = weakref.finalize(self, self._loop.close, self._client.aclose)

@@ -15,7 +15,7 @@ from hedgerow.client import _convert, _trace
 from hedgerow.client._gateways import Gateways
 from hedgerow.client._order import Order
 from hedgerow.client._retry import Patience
-from hedgerow.client._status import decode, never_sent
+from hedgerow.client._status import never_sent
 from hedgerow.client._types import Event, Finished, Position, Started
 from hedgerow.errors import (
     Cancelled,
@@ -139,7 +139,7 @@ class Wire:
                 self._first = self._first or asyncio.ensure_future(call.read())
                 answer = await asyncio.shield(self._first)
         except grpc.aio.AioRpcError as failed:
-            raise decode(failed, self._address) from None
+            raise self._gateways.decode(failed, self._address) from None
         except DecodeError as error:
             raise Internal(f"gateway at {self._address}: an answer that cannot be read: {error}") from None
         if answer is EOF:

@@ -1,4 +1,4 @@
-"""GET /metrics over plain HTTP, for Prometheus: off unless an address is configured.
+"""GET /metrics over HTTP, for Prometheus: off unless an address is configured.
 
 In the service's own event loop: a process that hangs shows nothing, which is the truth.
 """
@@ -6,6 +6,7 @@ In the service's own event loop: a process that hangs shows nothing, which is th
 from __future__ import annotations
 
 import asyncio
+import ssl
 from email.parser import BytesHeaderParser
 from typing import NamedTuple
 
@@ -46,14 +47,15 @@ class Exposition:
         """The port; 0 while there is none."""
         return self._server.sockets[0].getsockname()[1] if self._server is not None else 0
 
-    async def start(self, address: str | None) -> None:
-        """Listens at host:port; None: nowhere. Raises ConfigError where it cannot."""
+    async def start(self, address: str | None, tls: ssl.SSLContext | None = None) -> None:
+        """Listens at host:port, over TLS if so told; None: nowhere. Raises ConfigError where it cannot."""
         if address is None:
             return
         host, _, port = address.rpartition(":")
         try:
+            patience = {} if tls is None else {"ssl_handshake_timeout": SECONDS, "ssl_shutdown_timeout": SECONDS}
             self._server = await asyncio.start_server(
-                self._connected, host.strip("[]") or None, int(port), limit=HEAD_BYTES
+                self._connected, host.strip("[]") or None, int(port), limit=HEAD_BYTES, ssl=tls, **patience
             )
         except (OSError, ValueError, OverflowError) as error:
             limit = f"cannot listen there: {error}"

@@ -18,7 +18,8 @@ from typing import Any
 
 import grpc.aio
 
-from hedgerow.rpc import reflection, trace_export
+from hedgerow.certificates import Watched
+from hedgerow.rpc import reflection, tls, trace_export
 from hedgerow.rpc.channel import MESSAGE_LIMIT, MIB
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.exposition import Exposition
@@ -26,6 +27,7 @@ from hedgerow.rpc.health import SERVICE as HEALTH_SERVICE
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.interceptors import StatusInterceptor
 from hedgerow.rpc.logs import FORMS, LEVELS, get_log
+from hedgerow.rpc.tls import TlsConfig
 from hedgerow.rpc.trace_export import TracingConfig
 from hedgerow.rpc.trace_interceptor import TraceInterceptor
 
@@ -36,7 +38,7 @@ log = get_log(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig(TracingConfig):
+class ServerConfig(TlsConfig, TracingConfig):
     """What every service takes; a service's own configuration extends it."""
 
     listen: str = field(default="127.0.0.1:0", metadata={"help": "address of the service; port 0 takes a free one"})
@@ -80,9 +82,12 @@ async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: 
     reflection.add_channelz(admin)
     if config.public_reflection:
         reflection.add_reflection(public, names)
-    port, admin_port = _bind(public, "listen", config.listen), _bind(admin, "admin_listen", config.admin_listen)
+    files, _ = tls.own_files(config), tls.peer_files(config)  # what is wrong with either is said before anything loads
+    inner = files if config.tls_admin else None
+    port = _bind(public, "listen", config.listen, files, config)
+    admin_port = _bind(admin, "admin_listen", config.admin_listen, inner, config)
     metrics = Exposition()
-    await metrics.start(config.metrics_address)
+    await metrics.start(config.metrics_address, tls.http_context(inner, config.tls_client_certs))
     await public.start()
     await admin.start()
     health.start()
@@ -163,8 +168,10 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, field_name: str, address: str) -> int:
+def _bind(server: grpc.aio.Server, field_name: str, address: str, files: Watched | None, config: ServerConfig) -> int:
     try:
-        return server.add_insecure_port(address)
+        if files is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, tls.server_credentials(files, config.tls_client_certs))
     except RuntimeError as error:
         raise ConfigError(variable_of(field_name), repr(address), f"cannot listen there: {error}") from error

@@ -17,6 +17,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from hedgerow import errors
 from hedgerow.errors import HedgerowError
+from hedgerow.rpc import tls
 
 DOMAIN = "hedgerow"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -123,7 +124,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> HedgerowError:
     if TOO_LARGE in (error.details() or ""):  # no overload: it will not fit later either
         kind = errors.Internal
     retry_after = 1.0 if issubclass(kind, errors.Unavailable | errors.Overloaded) else None
-    return _build(kind, error.details() or error.code().name, {}, retry_after)
+    text = error.details() or error.code().name
+    return _build(kind, tls.explained(text) if kind is errors.Unavailable else text, {}, retry_after)
 
 
 def _unpack(detail: any_pb2.Any, into: message.Message) -> bool:

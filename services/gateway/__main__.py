@@ -12,11 +12,13 @@ import signal
 import sys
 from functools import partial
 
+from hedgerow.certificates import Watched
 from hedgerow.errors import HedgerowError, InvalidRequest
 from hedgerow.rpc.config import from_env_or_exit
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log, set_up_logging
 from hedgerow.rpc.server import serve
+from hedgerow.rpc.tls import peer_files
 from hedgerow.rpc.work import run_service, serve_while
 from services.gateway.config import GatewayConfig, addresses
 from services.gateway.creating import ID_BYTES
@@ -35,11 +37,11 @@ log = get_log(__name__)
 
 async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     """Serve until SIGTERM. A fault in the peers' loops ends the process: nothing would work any more."""
-    health, owner = Health([SERVICE]), secrets.token_bytes(ID_BYTES)
-    verifiers = open_verifiers(config, owner, tokenizer.vocab_size, health)
+    health, owner, tls = Health([SERVICE]), secrets.token_bytes(ID_BYTES), peer_files(config)
+    verifiers = open_verifiers(config, owner, tokenizer.vocab_size, health, tls)
     health.report("kvstore", NOT_REACHED)
     told = partial(health.report, "kvstore")
-    store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds)
+    store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds, tls)
     store.retention = config.session_ttl
     gateway = Gateway(config, tokenizer, verifiers, store)
     watch_sessions(gateway.table.counts, gateway.held, lambda: gateway.swept)
@@ -71,7 +73,9 @@ async def release(gateway: Gateway, health: Health, grace: float) -> None:
     gateway.release()
 
 
-def open_verifiers(config: GatewayConfig, owner: bytes, vocab_size: int, health: Health) -> list[VerifierPeer]:
+def open_verifiers(
+    config: GatewayConfig, owner: bytes, vocab_size: int, health: Health, tls: Watched | None
+) -> list[VerifierPeer]:
     """The peers. One that is attached is enough to be healthy."""
     troubles: dict[str, str | None] = dict.fromkeys(addresses(config.verifier), NOT_REACHED)
 
@@ -82,7 +86,7 @@ def open_verifiers(config: GatewayConfig, owner: bytes, vocab_size: int, health:
 
     health.report("verifier", NOT_REACHED)
     return [
-        VerifierPeer(address, owner, vocab_size, partial(report, address), config.verifier_patience)
+        VerifierPeer(address, owner, vocab_size, partial(report, address), config.verifier_patience, tls)
         for address in troubles
     ]
 

@@ -20,6 +20,9 @@ class GatewayConfig(ServerConfig):
         default=8 * MIB,
         metadata={"min": MIB, "max": 1024 * MIB, "help": "bytes of the largest message; more than a prompt may have"},
     )
+    tls_client_certs: bool = field(
+        default=False, metadata={"help": "with tls_cert: clients must show a certificate of tls_ca"}
+    )
     verifier: str = field(metadata={"help": "addresses of the verifiers, comma-separated"})
     kvstore: str = field(metadata={"help": "addresses of the kvstore's replicas, comma-separated"})
     model_path: Path = field(metadata={"help": "folder with tiktoken.model and tokenizer_config.json"})

@@ -15,6 +15,7 @@ from typing import Protocol
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 
+from hedgerow.certificates import Watched
 from hedgerow.errors import HedgerowError, InvalidRequest, Unavailable
 from hedgerow.rpc.channel import open_channel
 from hedgerow.rpc.logs import get_log
@@ -57,13 +58,21 @@ class VerifierPeer:
     life for about `patience` seconds; a stream that it never knew to be broken is dropped then.
     """
 
-    def __init__(self, address: str, owner: bytes, vocab_size: int, report: Report, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        address: str,
+        owner: bytes,
+        vocab_size: int,
+        report: Report,
+        patience: float = PATIENCE,
+        tls: Watched | None = None,
+    ) -> None:
         self.address, self._owner, self._vocab_size, self._report = address, owner, vocab_size, report
         self.model: Model | None = None
         self.attached = self.draining = False
         self.messages_sent = self.messages_received = 0
         self._silence, self._dead = Silence(patience), ""
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, tls)
         self._stub = VerifierServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._out = Outgoing()
         self._timer: asyncio.TimerHandle | None = None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import grpc.aio
 
 from hedgerow import digest
+from hedgerow.certificates import Watched
 from hedgerow.errors import DeadlineExceeded, HedgerowError, Unavailable
 from hedgerow.rpc.channel import open_channel
 from hedgerow.rpc.logs import get_log
@@ -40,9 +41,11 @@ class StoreCalls:
     method raises what the store refuses, and Unavailable where no replica or no Redis answers.
     """
 
-    def __init__(self, addresses: str, owner: bytes, lease: float, retention: float = 0.0) -> None:
+    def __init__(
+        self, addresses: str, owner: bytes, lease: float, retention: float = 0.0, tls: Watched | None = None
+    ) -> None:
         self.owner, self.lease, self.retention = owner, lease, retention
-        self._replicas = [_replica(address) for address in split(addresses)]
+        self._replicas = [_replica(address, tls) for address in split(addresses)]
         self._at = self.moves = 0  # `moves`: times that a replica did not answer and the next was taken
 
     @property
@@ -186,8 +189,8 @@ class StoreCalls:
             raise unreachable("kvstore", error) from error
 
 
-def _replica(address: str) -> _Replica:
-    channel = open_channel(address)
+def _replica(address: str, tls: Watched | None) -> _Replica:
+    channel = open_channel(address, tls)
     return _Replica(address, channel, KvStoreServiceStub(channel))  # type: ignore[no-untyped-call]
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 
+from hedgerow.certificates import Watched
 from hedgerow.errors import HedgerowError, InvariantViolation, Unavailable
 from hedgerow.rpc.logs import get_log
 from hedgerow.v1 import kvstore_pb2 as kv
@@ -40,8 +41,16 @@ class StorePeer(StoreCalls):
     to `patience` seconds, what the store answered that it cannot take now.
     """
 
-    def __init__(self, addresses: str, owner: bytes, patience: float, report: Report, lease: float = LEASE) -> None:
-        super().__init__(addresses, owner, lease)
+    def __init__(
+        self,
+        addresses: str,
+        owner: bytes,
+        patience: float,
+        report: Report,
+        lease: float = LEASE,
+        tls: Watched | None = None,
+    ) -> None:
+        super().__init__(addresses, owner, lease, tls=tls)
         self._patience, self._report, self._answer = patience, report, min(patience, ANSWER)
         self.messages_sent = self._resent = 0
         self._outbox = Outbox(patience)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
+from hedgerow.certificates import Watched
 from hedgerow.engine.types import DraftAnswer, DraftBatch
 from hedgerow.errors import HedgerowError
 from hedgerow.rpc.channel import open_channel
@@ -78,8 +79,15 @@ class DrafterPeer:
     had in time. Both belong to one event loop.
     """
 
-    def __init__(self, address: str, target: Target, incarnation: bytes, patience: Patience | None = None) -> None:
-        self.address, self.counters = address, Counters()
+    def __init__(
+        self,
+        address: str,
+        target: Target,
+        incarnation: bytes,
+        patience: Patience | None = None,
+        tls: Watched | None = None,
+    ) -> None:
+        self.address, self.counters, self._tls = address, Counters(), tls
         self._target, self._incarnation = target, incarnation
         self._patience = patience or Patience()
         self._penalty = self._patience.penalty
@@ -137,7 +145,7 @@ class DrafterPeer:
         """One connection, from Describe to its end. Seconds to wait; None: the usual back-off."""
         try:
             # A channel of its own each time: an old one would still sit in its back-off when the drafter is back.
-            async with open_channel(self.address) as channel:
+            async with open_channel(self.address, self._tls) as channel:
                 stub = drafter_pb2_grpc.DrafterServiceStub(channel)  # type: ignore[no-untyped-call]
                 request = drafter_pb2.DrafterServiceDescribeRequest()
                 described = await stub.Describe(request, timeout=DESCRIBE_TIMEOUT)
@@ -216,9 +224,9 @@ class DrafterPeer:
         self._trouble = trouble
 
 
-async def ask_feature_layers(address: str) -> tuple[int, ...]:
+async def ask_feature_layers(address: str, tls: Watched | None = None) -> tuple[int, ...]:
     """The layers that the drafter at `address` reads; none if it does not say so within LAYERS_TIMEOUT."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, tls) as channel:
         stub = drafter_pb2_grpc.DrafterServiceStub(channel)  # type: ignore[no-untyped-call]
         request = drafter_pb2.DrafterServiceDescribeRequest()
         end = time.monotonic() + LAYERS_TIMEOUT

@@ -18,6 +18,7 @@ from hedgerow.model.select import Engine, load_target
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import serve
+from hedgerow.rpc.tls import peer_files
 from hedgerow.rpc.work import serve_while
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.convert import description
@@ -96,7 +97,7 @@ async def _feature_layers(config: VerifierServiceConfig) -> tuple[int, ...]:
     """The layers to tap: as configured, else as the drafter says; none without a drafter."""
     if config.layers or config.drafter is None:
         return config.layers
-    return await ask_feature_layers(config.drafter)
+    return await ask_feature_layers(config.drafter, peer_files(config))
 
 
 def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
@@ -122,4 +123,5 @@ def _peer(config: VerifierServiceConfig, group: Group, incarnation: bytes) -> Dr
         return None
     c, model = group.model.config, group.model
     target = Target(c.vocab_size, model.feature_layers, model.feature_width, config.max_sequences, group.head_hash)
-    return DrafterPeer(config.drafter, target, incarnation, Patience(answer=config.draft_timeout_ms / 1000))
+    patience = Patience(answer=config.draft_timeout_ms / 1000)
+    return DrafterPeer(config.drafter, target, incarnation, patience, peer_files(config))

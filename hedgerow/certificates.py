@@ -1,0 +1,213 @@
+"""Certificates on disk: read, checked in words that name the file, and read again when they change.
+
+No grpc here: the services (`hedgerow.rpc.tls`) and the SDK make credentials of what is read.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from hedgerow.errors import InvalidRequest
+
+TRIES = 3  # to read files of which none changes meanwhile
+_BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+_UTC_TIME, _VERSION = 0x17, 0xA0  # tags of ASN.1
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files of one side of a TLS connection.
+
+    `ca`: the authorities whose certificates this side believes; None: those that gRPC ships. `cert`, `key`: what this
+    side shows, and its private key, which has no passphrase; both or neither. The files are read again when they
+    change: connections made from then on use the new ones, and those that are open go on.
+    """
+
+    ca: str | os.PathLike[str] | None = None
+    cert: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+
+
+class Pem(NamedTuple):
+    """What the files hold; `expires` is when the own certificate does, in Unix seconds."""
+
+    ca: bytes | None
+    cert: bytes | None
+    key: bytes | None
+    expires: float | None
+
+
+class Hint(NamedTuple):
+    """What a failed connection means: the field of Tls that it is about, and a sentence."""
+
+    field: str
+    text: str
+
+
+_HINTS = (
+    (r"certificate has expired", Hint("ca", "the peer's certificate has expired")),
+    (r"certificate is not yet valid", Hint("ca", "the peer's certificate is not valid yet")),
+    (r"CERTIFICATE_VERIFY_FAILED", Hint("ca", "the peer's certificate is of no authority that is known here")),
+    (r"Hostname Verification Check failed", Hint("ca", "the peer's certificate is not for its address")),
+    (r"WRONG_VERSION_NUMBER", Hint("ca", "the peer speaks no TLS, or there is something between")),
+    (
+        r"failed to connect.*(?:Socket closed|Connection reset|Broken pipe)",
+        Hint("cert", "the peer broke off the handshake: it may want TLS, or another certificate"),
+    ),
+)  # fmt: skip
+
+
+def hint(text: str) -> Hint | None:
+    """What gRPC's words for a connection that was not made mean, where it is TLS that failed."""
+    return next((meaning for pattern, meaning in _HINTS if re.search(pattern, text)), None)
+
+
+def read(tls: Tls) -> Pem:
+    """The files. Raises InvalidRequest with the field of Tls, the file, and what is wrong with it."""
+    if (tls.cert is None) != (tls.key is None):
+        missing, other = ("key", "cert") if tls.key is None else ("cert", "key")
+        raise InvalidRequest(missing, None, f"a file, because {other} is given")
+    for _ in range(TRIES):
+        pem = _read(tls)
+        if _read(tls) == pem:
+            return pem
+    raise InvalidRequest("cert", str(tls.cert or tls.ca), "a file that does not change while it is read")
+
+
+class Watched:
+    """The files of one Tls, as they last were when they were well. May be used by several threads.
+
+    `complain` is told, once a change, why changed files are not taken. Raises InvalidRequest as `read` does.
+    """
+
+    def __init__(self, tls: Tls, complain: Callable[[InvalidRequest], None] = lambda why: None) -> None:
+        self.tls, self.version = tls, 1
+        self._complain, self._lock = complain, threading.Lock()
+        self._stamp = self._look()
+        self._pem = read(tls)
+
+    def current(self) -> tuple[int, Pem]:
+        """A number that goes up with every change, and what to use now."""
+        with self._lock:
+            stamp = self._look()
+            if stamp != self._stamp:
+                self._stamp = stamp  # the same files are not tried, and told of, twice
+                try:
+                    pem = read(self.tls)
+                except InvalidRequest as why:
+                    self._complain(why)
+                else:
+                    self.version, self._pem = self.version + (pem != self._pem), pem
+            return self.version, self._pem
+
+    def _look(self) -> Sequence[object]:
+        return [_stamp(path) for path in (self.tls.ca, self.tls.cert, self.tls.key)]
+
+
+def _stamp(path: str | os.PathLike[str] | None) -> object:
+    """What changes with the file, also where a link to its folder is turned, as Kubernetes does."""
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return error.errno
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read(tls: Tls) -> Pem:
+    ca, cert, key = (_bytes(field, getattr(tls, field)) for field in ("ca", "cert", "key"))
+    if ca is not None and not [end for _, end in _validity("ca", tls.ca, ca) if end > time.time()]:
+        raise _refuse("ca", tls.ca, "at least one certificate that has not expired")
+    expires = None
+    if cert is not None and tls.cert is not None and tls.key is not None and key is not None:
+        begins, expires = _validity("cert", tls.cert, cert)[0]
+        if not begins <= time.time() < expires:
+            when = f"it is valid from {_date(begins)} to {_date(expires)}"
+            raise _refuse("cert", tls.cert, f"a certificate that is valid now: {when}")
+        _check_pair(tls.cert, tls.key, key)
+    return Pem(ca, cert, key, expires)
+
+
+def _bytes(field: str, path: str | os.PathLike[str] | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError, TypeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise _refuse(field, path, f"a file that can be read: {why}") from None
+
+
+def _check_pair(cert: str | os.PathLike[str], key: str | os.PathLike[str], pem: bytes) -> None:
+    if b"ENCRYPTED" in pem:
+        raise _refuse("key", key, "a private key without a passphrase")
+    if b"PRIVATE KEY-----" not in pem:
+        raise _refuse("key", key, "a private key in PEM")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise _refuse("key", key, f"the key of the certificate in {os.fspath(cert)}") from None
+        raise _refuse("key", key, f"a key that fits {os.fspath(cert)}: {error.reason or error}") from None
+    except OSError as error:
+        raise _refuse("key", key, f"a file that can be read: {error.strerror}") from None
+
+
+def _validity(field: str, path: object, pem: bytes) -> Sequence[tuple[float, float]]:
+    """From when and until when each certificate of a file is valid, in Unix seconds."""
+    try:
+        found = [_dates(base64.b64decode(block, validate=False)) for block in _BLOCK.findall(pem)]
+    except (ValueError, IndexError) as error:
+        raise _refuse(field, path, f"certificates in PEM: {error}") from None
+    if not found:
+        raise _refuse(field, path, "certificates in PEM; there is none")
+    return found
+
+
+def _dates(der: bytes) -> tuple[float, float]:
+    """SEQUENCE { SEQUENCE { [0] version, serial, algorithm, issuer, SEQUENCE { from, to }, ... }, ... }"""
+    parts = _parts(_parts(_parts(der)[0][1])[0][1])
+    validity = parts[3 + (parts[0][0] == _VERSION)][1]
+    begins, ends = (_time(tag, value.decode("ascii")) for tag, value in _parts(validity)[:2])
+    return begins, ends
+
+
+def _parts(der: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of each element."""
+    at, found = 0, []
+    while at < len(der):
+        tag, size, at = der[at], der[at + 1], at + 2
+        if size & 0x80:
+            width = size & 0x7F
+            size, at = int.from_bytes(der[at : at + width], "big"), at + width
+        if at + size > len(der):
+            raise ValueError("it is cut off")
+        found.append((tag, der[at : at + size]))
+        at += size
+    return found
+
+
+def _time(tag: int, text: str) -> float:
+    """A two-digit year below 50 is of this century (RFC 5280)."""
+    if tag == _UTC_TIME:
+        text = ("20" if text < "5" else "19") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _refuse(field: str, path: object, limit: str) -> InvalidRequest:
+    return InvalidRequest(field, str(path), limit)
