@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import grpc
 import grpc.aio
+
+from hedgerow.certificates import Watched
+from hedgerow.client import _channel
 
 MIB = 1 << 20
 MESSAGE_LIMIT = 64 * MIB
@@ -11,21 +13,20 @@ MESSAGE_LIMIT = 64 * MIB
 
 def open_channel(
     address: str,
+    tls: Watched | None = None,
     *,
     message_limit: int = MESSAGE_LIMIT,
     keepalive: float = 10.0,
     keepalive_timeout: float = 5.0,
     max_backoff: float = 1.0,
 ) -> grpc.aio.Channel:
-    """An insecure channel to `address` ("host:port", "unix:path" or any gRPC target). The caller closes it.
+    """A channel to `address` ("host:port", "unix:path" or any gRPC target), plain without `tls`. The caller closes it.
 
     `message_limit` in bytes, both ways; `keepalive`, `keepalive_timeout` and `max_backoff` in seconds. A peer that
     does not answer a ping (half-open TCP, stopped process) breaks the calls in flight with UNAVAILABLE after
     `keepalive + keepalive_timeout`.
     """
-    return grpc.aio.insecure_channel(
-        address, options=_options(message_limit, keepalive, keepalive_timeout, max_backoff)
-    )
+    return _channel.open_channel(address, _options(message_limit, keepalive, keepalive_timeout, max_backoff), tls)
 
 
 def _options(limit: int, keepalive: float, timeout: float, max_backoff: float) -> list[tuple[str, int]]:
