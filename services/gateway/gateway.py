@@ -95,7 +95,7 @@ class Gateway:
         error = Unavailable("gateway", "it is draining; resume on another one", 0.0)
         self._resuming.close(error)
         for session in list(self.table.sessions.values()):
-            self.table.pause(session, error)
+            self.table.pause(session, error, hand_over=True)
 
     async def drained(self, patience: float) -> None:
         """Return once the store has every session's end or release, or after about `patience` seconds."""

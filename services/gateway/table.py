@@ -74,15 +74,19 @@ class SessionTable:
         """Own a session that another gateway left, and attach it. `stored` has all of its committed tokens."""
         return self._begin(Session.restored(stored, epoch, options))
 
-    def pause(self, session: Session, error: HedgerowError | None = None) -> None:
+    def pause(self, session: Session, error: HedgerowError | None = None, *, hand_over: bool = False) -> None:
         """Stop computing and give the lease up, once the appends on their way have settled.
 
-        The session stays as running in the store. Whoever still reads gets `error`, by default a retryable one.
+        The session stays as running in the store. Whoever still reads gets `error`, by default a retryable one. To be
+        handed over, it stays at its verifier, which holds it a while for the next gateway.
         """
         if session.end is not None or session.pausing:
             return
         session.pausing = error or Unavailable(f"session {session.id}", "it is paused; resume it", 0.1)
-        self._verifiers.cancel(session)
+        if hand_over:
+            self._verifiers.forget(session)
+        else:
+            self._verifiers.cancel(session)
         self._settle(session)
 
     def read(self, session: Session, wake: Callable[[], None], offset: int = 0, digest: bytes = b"") -> Reader:

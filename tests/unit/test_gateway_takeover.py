@@ -233,3 +233,17 @@ def test_a_detached_client_leaves_its_session_running() -> None:
     bench.step(update(session, [1]))
     bench.acknowledge()
     assert session.acked == 1
+
+
+def test_a_session_that_is_handed_over_stays_at_its_verifier() -> None:
+    """A drained gateway's sessions were prefilled and replayed again by the next one, for a second each."""
+    bench = Bench()
+    session = bench.begin()
+    bench.step(update(session, [1, 2]))
+    bench.table.pause(session, hand_over=True)
+    bench.acknowledge()
+    assert bench.leases.released == [("s1", 1)]
+    assert bench.engine.cancels == []
+    bench.step(update(session, [3]))
+    assert bench.table.dropped == 1
+    assert bench.store.tokens["s1"] == [1, 2]
