@@ -206,7 +206,8 @@ def test_sessions_outlive_the_release(release: Cluster) -> None:
 
     whole, left = client("--whole"), client()
     release.helm("uninstall", RELEASE, "--wait", "--timeout=120s")
-    assert not release.get("pods", "-l", "app.kubernetes.io/name=hedgerow,app.kubernetes.io/component!=test")["items"]
+    ours = "app.kubernetes.io/name=hedgerow,app.kubernetes.io/component!=test"
+    release.until(lambda: not release.get("pods", "-l", ours)["items"], 60, "no pod is left")
     release.install()
     release.settle()
     rest = client(json.dumps(left["position"]))
