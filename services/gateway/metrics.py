@@ -102,7 +102,7 @@ class Calls:
     """Counts the calls of this process. `content`: prompts and answers go into their spans."""
 
     def __init__(self, spans: Spans | None = None, *, content: bool = False) -> None:
-        self.spans, self.content = spans or Spans(), content
+        self.spans, self.content = Spans() if spans is None else spans, content
         method = {"method": METHODS}
         calls = {**method, "outcome": OUTCOMES}
         self.calls = telemetry.counter("hedgerow_gateway_calls", "Calls that ended, by how.", calls)

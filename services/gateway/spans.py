@@ -54,6 +54,7 @@ class Tree:
     def __init__(self, span: tracing.Span, trace: Trace) -> None:
         self.span, self.trace = span, trace
         self.parent = tracing.traceparent(span)
+        self._linked = dict.fromkeys([self.parent])
         self.parts: list[tuple[str, int, int, str | None, Attributes]] = []
         self.attempts: list[Attempt] = []
         self.session: Session | None = None  # while it runs here
@@ -66,6 +67,12 @@ class Tree:
     def attempt(self) -> Attempt | None:
         """The present one."""
         return self.attempts[-1] if self.attempts and self.session else None
+
+    def link(self, to: str) -> None:
+        """Has to do with another span; "" and this one count for nothing."""
+        if to and to not in self._linked:
+            self._linked[to] = None
+            tracing.link(self.span, to)
 
     def touch(self, now: int) -> None:
         """Something of it happened."""
@@ -165,10 +172,8 @@ class Spans(Watcher):
         tree, other = self._calls.get(trace.traceparent), self._running.get(session.id)
         if tree is None or other is tree or tree.attempts:
             return
-        first = session.record.trace.traceparent
-        for to in dict.fromkeys((other.parent if other else "", first)):
-            if to not in ("", tree.parent):
-                tracing.link(tree.span, to)
+        tree.link(other.parent if other else "")
+        tree.link(session.record.trace.traceparent)
 
     # ---- what happens to sessions; see ports.Watcher
 
@@ -261,8 +266,7 @@ class Spans(Watcher):
         tree = self._calls.get(trace.traceparent)
         first = session.record.trace.traceparent
         if tree is not None and tree.session is None and tree.called:
-            if first not in ("", tree.parent):
-                tracing.link(tree.span, first)
+            tree.link(first)
             return tree
         known = trace.traceparent or first
         if not tracing.is_sampled(known) or len(self) >= MOST_TREES:

@@ -17,7 +17,7 @@ class StepMetrics:
     """Counts steps as their results come by. A few microseconds each, and a tenth of one a sequence."""
 
     def __init__(self, attachments: Attachments | None = None) -> None:
-        self.attachments = attachments or Attachments()
+        self.attachments = Attachments() if attachments is None else attachments
         self._step = telemetry.histogram("hedgerow_verifier_step_seconds", "A step, from its plan to its updates.")
         self._draft = telemetry.histogram("hedgerow_verifier_draft_seconds", "A step's wait for its trees.")
         self._forward = telemetry.histogram("hedgerow_verifier_forward_seconds", "A step's forward pass.")

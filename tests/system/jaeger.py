@@ -24,7 +24,10 @@ service:
   pipelines: {{traces: {{receivers: [otlp], processors: [], exporters: [jaeger_storage_exporter]}}}}
   telemetry: {{metrics: {{level: none}}, logs: {{level: warn}}}}
 extensions:
-  jaeger_query: {{storage: {{traces: main}}, http: {{endpoint: "127.0.0.1:{http}"}}, grpc: {{endpoint: "127.0.0.1:{grpc}"}}}}
+  jaeger_query:
+    storage: {{traces: main}}
+    http: {{endpoint: "127.0.0.1:{http}"}}
+    grpc: {{endpoint: "127.0.0.1:{grpc}"}}
   jaeger_storage: {{backends: {{main: {{memory: {{max_traces: 200000}}}}}}}}
 receivers: {{otlp: {{protocols: {{grpc: {{endpoint: "127.0.0.1:{otlp}"}}}}}}}}
 exporters: {{jaeger_storage_exporter: {{trace_storage: main}}}}

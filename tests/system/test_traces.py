@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from hedgerow.cli.supervisor import Stack, StackConfig
 from hedgerow.client import AsyncClient
-from hedgerow.errors import Cancelled, HedgerowError, InvalidRequest
+from hedgerow.errors import InvalidRequest
 from tests.polling import eventually
 from tests.stack import ROOT, Models
 from tests.system.jaeger import Jaeger, Span, Trace, jaeger
@@ -77,7 +77,6 @@ async def test_a_request_is_one_tree_from_its_caller_to_the_verifier(
         with caller.start_as_current_span("ask"):
             result = await client.generate(PROMPT, max_tokens=200, ignore_eos=True, seed=7, temperature=0.5).result()
     found = collector.of_session(result.session_id, name="attachment")
-    print(found, found.spans[0])
     eventually(lambda: (collector.trace(found.id) or found).named("ask"), 20, "the caller's span")
     found = collector.trace(found.id) or found
     check(found)
@@ -141,8 +140,7 @@ async def test_a_cancelled_request_has_ended_and_its_leaf_is_within_it(traced: S
             session_id = stream.position.session_id
             break
         await client.cancel(session_id)
-        with pytest.raises(Cancelled):
-            await stream.result()
+        assert (await stream.result()).finish_reason == "cancelled"
         left = client.generate([1, 2, 4], detach=False, **LONG)
         async for _ in left:
             break
@@ -161,10 +159,7 @@ async def test_a_cancelled_request_has_ended_and_its_leaf_is_within_it(traced: S
 async def test_a_deadline_marks_the_request_as_failed(traced: Stack, collector: Jaeger) -> None:
     async with AsyncClient(traced.address("gateway")) as client:
         stream = client.generate([1, 2, 5], deadline=0.7, **LONG)
-        with pytest.raises(HedgerowError):
-            result = await stream.result()
-            assert result.finish_reason.lower() == "deadline"
-            raise HedgerowError("it ended so")
+        assert (await stream.result()).finish_reason == "deadline"
     found = collector.of_session(stream.position.session_id, name="attachment")
     check(found)
     root = found.one(GENERATE)
@@ -172,19 +167,21 @@ async def test_a_deadline_marks_the_request_as_failed(traced: Stack, collector: 
     attributes(root, hedgerow__finish="deadline", error__type="DEADLINE")
 
 
-async def test_a_refused_request_is_one_span_that_says_why(traced: Stack, collector: Jaeger) -> None:
-    before = {each.id for each in collector.traces()}
+async def test_a_refused_request_has_a_span_that_says_why(
+    traced: Stack, collector: Jaeger, caller: trace.Tracer
+) -> None:
     async with AsyncClient(traced.address("gateway")) as client:
+        with caller.start_as_current_span("refused") as asked:
+            refused = client.generate("x", max_tokens=1 << 23)
         with pytest.raises(InvalidRequest):
-            await client.generate("x", max_tokens=1 << 23).result()
-
-    def refused() -> list[Trace]:
-        return [each for each in collector.traces() if each.id not in before and each.named(GENERATE)]
-
-    eventually(refused, 20, "the refused request")
-    (found,) = refused()
-    check(found)
-    attributes(found.one(GENERATE), rpc__response__status_code="INVALID_ARGUMENT", error__type="INVALID_ARGUMENT")
+            await refused.result()
+    trace_id = f"{asked.get_span_context().trace_id:032x}"
+    eventually(lambda: (found := collector.trace(trace_id)) and found.named(GENERATE), 20, "the refused request")
+    found = collector.trace(trace_id)
+    assert found is not None
+    assert found.one(GENERATE).tags["hedgerow.outcome"] == "invalid_request"
+    assert not found.named("attempt")
+    attributes(found.one(GENERATE), rpc__response__status_code="INVALID_ARGUMENT", error__type="INVALID_REQUEST")
 
 
 async def test_a_failover_is_in_the_same_tree_and_the_attempts_are_linked(traced: Stack, collector: Jaeger) -> None:
