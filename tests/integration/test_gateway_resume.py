@@ -206,7 +206,7 @@ async def test_a_call_that_is_not_detached_ends_its_session_with_it(pair: Stack,
     if resumed:
         other = ends.b.resume(got.request(detach=False))
         call.cancel()
-        await got.read(other, 20)
+        await got.read(other, len(got.tokens) + 10)
         other.cancel()
     else:
         call.cancel()
