@@ -124,8 +124,10 @@ class Spans(Watcher):
         self._waiting: dict[tuple[str, int, int], Attempt] = {}
         self._closing: dict[Tree, int] = {}  # since when
 
-    def __len__(self) -> int:
-        return len(self._calls) + len(self._running)
+    @property
+    def held(self) -> int:
+        """Trees that are not given out: none when nothing is asked for."""
+        return len(self._calls.keys() | {tree.parent for tree in self._running.values()})
 
     def begin(self, method: str, trace: Trace) -> tuple[tracing.Span, Trace]:
         """A call's root, and what goes on with its session. `ended` is to follow where it is recorded."""
@@ -269,7 +271,7 @@ class Spans(Watcher):
             tree.link(first)
             return tree
         known = trace.traceparent or first
-        if not tracing.is_sampled(known) or len(self) >= MOST_TREES:
+        if not tracing.is_sampled(known) or len(self._running) >= MOST_TREES:
             return None
         links = list(dict.fromkeys(each for each in (trace.traceparent, first) if each))
         span = tracing.begin(

@@ -19,6 +19,7 @@ from services.gateway.messages import (
     Timings,
     Update,
 )
+from services.gateway.ports import Watcher
 from services.gateway.reader import Reader
 from services.gateway.session import Options, Session
 from services.gateway.table import SessionTable
@@ -163,10 +164,15 @@ class Bench:
     """One table between its peers."""
 
     def __init__(
-        self, lag: int = 1000, patience: float = 10.0, policy: Policy = WAIT, others: Sequence[RecordingEngine] = ()
+        self,
+        lag: int = 1000,
+        patience: float = 10.0,
+        policy: Policy = WAIT,
+        others: Sequence[RecordingEngine] = (),
+        watcher: Watcher | None = None,
     ) -> None:
         self.engine, self.store, self.clock = RecordingEngine(), MemoryStore(), Clock()
-        self.verifiers = Verifiers([self.engine, *others], policy, self.clock, draw=lambda: 0.5)
+        self.verifiers = Verifiers([self.engine, *others], policy, self.clock, lambda: 0.5, watcher or Watcher())
         self.leases = RecordingLeases()
         self.unrecorded: list[Record] = []
         self.table = SessionTable(

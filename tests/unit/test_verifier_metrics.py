@@ -14,6 +14,7 @@ from hedgerow.engine.types import Finish, SequenceTimings, StepResult, StepTimin
 from hedgerow.errors import Fenced
 from hedgerow.rpc import tracing
 from services.verifier.metrics import StepMetrics
+from services.verifier.spans import Attachments
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -59,3 +60,38 @@ def test_without_an_sdk_an_attachment_leaves_nothing() -> None:
     metrics.attachments.begin("s", 1, 1, "")
     metrics.count(step(update(1, Finish.LENGTH)))
     assert len(metrics.attachments) == 0
+
+
+def test_what_its_gateway_left_behind_is_a_linked_trace_of_its_own(spans: InMemorySpanExporter) -> None:
+    """The gateway may have died with its spans: a leaf that names one of them would be an orphan."""
+    metrics = StepMetrics()
+    metrics.attachments.begin("s", 1, 1, TRACEPARENT)
+    metrics.attachments.left([("s", 1, 1), ("unknown", 1, 1)])
+    metrics.count(step(update(1, Finish.CANCELLED)))
+    (span,) = spans.get_finished_spans()
+    assert span.parent is None
+    assert [f"{link.context.span_id:016x}" for link in span.links] == [TRACEPARENT.split("-")[2]]
+
+
+def test_of_the_steps_with_traced_requests_a_share_has_spans_with_links(spans: InMemorySpanExporter) -> None:
+    metrics = StepMetrics(Attachments(share=0.25))
+    timings = StepTimings(1_000, 2_000, 3_000, 7_000, 1_700_000_000_000_000_000)
+    for step_id in range(8):
+        metrics.count(StepResult(step_id, (), timings))
+    assert not spans.get_finished_spans(), "nothing in them was traced"
+    metrics.attachments.begin("s", 1, 1, TRACEPARENT)
+    metrics.attachments.begin("t", 1, 1, TRACEPARENT[:-1] + "0")
+    for step_id in range(8):
+        metrics.count(StepResult(step_id, (), timings))
+    made = spans.get_finished_spans()
+    assert sorted(span.name for span in made) == sorted(["draft", "verify", "accept", "step"] * 2)
+    steps = [span for span in made if span.name == "step"]
+    assert [(span.attributes or {})["hedgerow.step_id"] for span in steps] == [0, 4]
+    assert all(
+        [f"{link.context.trace_id:032x}" for link in span.links] == [TRACEPARENT.split("-")[1]] for span in steps
+    )
+    verify = next(span for span in made if span.name == "verify")
+    assert verify.start_time is not None
+    assert verify.end_time is not None
+    assert verify.end_time - verify.start_time == 2_000
+    assert metrics.attachments.traced(3) == ()
