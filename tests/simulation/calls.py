@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any
@@ -325,8 +326,9 @@ class ServerCall:
                 request = self.request = handler.request_deserializer(self._inbox.popleft())
             if handler.response_streaming:
                 answers = (handler.stream_stream or handler.unary_stream)(request, context)
-                async for answer in answers:
-                    await self._answer(answer)
+                async with contextlib.aclosing(answers):  # grpc.aio leaves that to the garbage collector
+                    async for answer in answers:
+                        await self._answer(answer)
             else:
                 await self._answer(await handler.unary_unary(request, context))
             self._end((OK, "", ()), unary=not handler.response_streaming)

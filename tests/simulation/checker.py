@@ -8,7 +8,7 @@ order, without a gap, without a repetition, its text and digests those of its to
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from services.kvstore import codec
 from services.kvstore.scripts import Script
 from tests.simulation.law import Truth, tokenizer, truth
 
+CHANGING = ("create", "append", "acquire", "close", "cancel", "delete", "release")
 RECORD = b":record"
 NOBODY = bytes(16)
 
@@ -70,7 +71,9 @@ class Checker:
 
     def __init__(self, memory: Any, note: Any) -> None:
         self._memory, self._note = memory, note
-        self._append, self._close = Script("append").source, Script("close").source
+        self._names = {Script(name).source: name for name in CHANGING}
+        self.changed: Callable[[str], None] = lambda script: None
+        """Told of every change of a session, by the name of its script."""
         self.sessions: dict[str, Known] = {}
         self.violations: list[str] = []
         memory.before, memory.after = self.before, self.after
@@ -93,6 +96,8 @@ class Checker:
         now = self.log(keys[0])
         if now == seen:
             return
+        script = self._names.get(source, "")
+        self.changed(script)
         session_id = keys[0][len(b"hedgerow:{") : -len(b"}" + RECORD)].decode()
         known = self._known(session_id, keys[0])
         if now is None:
@@ -100,7 +105,12 @@ class Checker:
             self._note("redis", f"{session_id[:6]} is deleted")
             return
         self._note("redis", f"{session_id[:6]} epoch {now.epoch} length {len(now.tokens)} finish {now.finish}")
-        self._change(known, seen, now, source, arguments)
+        self._change(known, seen, now, script, arguments)
+
+    def forgot(self) -> None:
+        """The store lost its last changes, deletions among them."""
+        for session_id, known in self.sessions.items():
+            known.deleted = self._memory.value(b"hedgerow:{%b}:mark" % session_id.encode()) == b"deleted"
 
     def log(self, key: bytes) -> Log | None:
         """The session as it is stored now; None: there is none."""
@@ -126,7 +136,7 @@ class Checker:
             known = self.sessions[session_id] = Known(session_id, prompt, law)
         return known
 
-    def _change(self, known: Known, seen: Log | None, now: Log, source: bytes, arguments: Sequence[bytes]) -> None:
+    def _change(self, known: Known, seen: Log | None, now: Log, script: str, arguments: Sequence[bytes]) -> None:
         who = known.session_id[:6]
         length = len(now.tokens)
         if now.tokens != known.truth.tokens[:length]:
@@ -147,18 +157,18 @@ class Checker:
         if seen.finish and (now.finish != seen.finish or now.tokens != seen.tokens):
             self.fail(f"{who}: finish {seen.finish} at {len(seen.tokens)} became {now.finish} at {length}")
         if now.tokens != seen.tokens or now.finish != seen.finish:
-            self._grown(known, seen, now, source, arguments)
+            self._grown(known, seen, now, script, arguments)
         known.committed = max(known.committed, length)
         known.ended = known.ended or now.finish
 
-    def _grown(self, known: Known, seen: Log, now: Log, source: bytes, arguments: Sequence[bytes]) -> None:
+    def _grown(self, known: Known, seen: Log, now: Log, script: str, arguments: Sequence[bytes]) -> None:
         who, length = known.session_id[:6], len(now.tokens)
         if now.tokens[: len(seen.tokens)] != seen.tokens:
             self.fail(f"{who}: committed tokens {seen.tokens} became {now.tokens}")
-        if source == self._append:
+        if script == "append":
             fields = codec._ENTRY.unpack_from(arguments[0])
             epoch, owner = fields[0], next(field for field in fields if isinstance(field, bytes))
-        elif source == self._close:
+        elif script == "close":
             epoch, owner = int(arguments[0]), arguments[1]
         else:
             self.fail(f"{who}: the log or its end was changed by neither append nor close")

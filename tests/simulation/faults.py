@@ -77,14 +77,29 @@ def _failover(world: World, fault: Fault) -> None:
     _later(world, fault.lasts, world.restart, "redis")
 
 
-KINDS: dict[str, tuple[Callable[[Any, Fault], None], float, float]] = {
-    "kill": (_kill, 0.05, 8.0),
-    "pause": (_pause, 0.05, 25.0),
-    "cut": (_cut, 0.0, 0.0),
-    "hold": (_hold, 0.05, 25.0),
-    "jump": (_jump, 0.0, 0.0),
-    "noise": (_noise, 0.1, 2.0),
-    "failover": (_failover, 0.01, 3.0),
+def _ambush(world: World, fault: Fault) -> None:
+    """A fail-over that comes shortly after the next change of a kind, and loses it."""
+    world.armed[fault.subject] = lambda: _failover(world, fault)
+
+
+class Kind(NamedTuple):
+    """A kind of fault: what it does, how long it lasts in seconds, how often it comes."""
+
+    action: Callable[[Any, Fault], None]
+    low: float
+    high: float
+    weight: float
+
+
+KINDS = {
+    "kill": Kind(_kill, 0.05, 8.0, 3),
+    "pause": Kind(_pause, 0.05, 25.0, 3),
+    "cut": Kind(_cut, 0.0, 0.0, 2),
+    "hold": Kind(_hold, 0.05, 25.0, 3),
+    "jump": Kind(_jump, 0.0, 0.0, 1),
+    "noise": Kind(_noise, 0.1, 2.0, 2),
+    "failover": Kind(_failover, 0.01, 3.0, 3),
+    "ambush": Kind(_ambush, 0.01, 3.0, 3),
 }
 
 
@@ -93,12 +108,12 @@ def make_faults(chance: random.Random, world: World) -> list[Fault]:
     services = world.settings["services"]
     weights = world.settings.get("faults", {})
     kinds = [kind for kind in KINDS if weights.get(kind, 1)]
-    span = chance.choice((0.3, 1.0, 6.0))
+    span = chance.choice((0.3, 0.6, 1.0, 6.0))
     faults = []
-    for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4))):
-        kind = chance.choice(kinds)
-        action, low, high = KINDS[kind]
-        lasts = low + (high - low) * chance.random() ** 3
+    for _ in range(chance.choice((0, 1, 2, 2, 3, 3, 4, 5))):
+        kind = chance.choices(kinds, [KINDS[kind].weight for kind in kinds])[0]
+        action, low, high, _ = KINDS[kind]
+        lasts = low + (high - low) * chance.random() ** chance.choice((1, 3))
         fault = Fault(
             chance.uniform(0, span), lasts, kind, _subject(chance, kind, services), action, _number(chance, kind)
         )
@@ -119,14 +134,18 @@ def _subject(chance: random.Random, kind: str, services: list[str]) -> str:
         return chance.choice(("lost", "repeated"))
     if kind == "failover":
         return "redis"
+    if kind == "ambush":
+        return chance.choice(("acquire", "acquire", "acquire", "release", "create", "append", "close", "cancel"))
     if kind in ("kill", "pause"):
-        return chance.choice([*services, "redis"])
+        return chance.choice([*services, *(name for name in services if name[0] in "gv"), "redis"])
     return chance.choice(services)
 
 
 def _number(chance: random.Random, kind: str) -> float:
     if kind == "jump":
         return chance.choice((-1, 1)) * 10 ** chance.uniform(-1, 5)
+    if kind == "ambush":
+        return float(chance.choice((1, 1, 2, 3, 6)))
     if kind == "failover":
         return float(chance.choice((0, 1, 2, 4, 8, 16, 64)))
     return chance.random()

@@ -61,17 +61,26 @@ def apply_before_compare(folder: Path) -> contextlib.AbstractContextManager[None
     )  # fmt: skip
 
 
+class _Equal(int):
+    """A number that is equal to every other."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __hash__(self) -> int:
+        return 0
+
+
 @contextlib.contextmanager
 def skip_the_attempt_check(folder: Path) -> Iterator[None]:
     """The gateway takes the updates of every attempt."""
     shipped = SessionTable.stepped
 
     def stepped(table: SessionTable, updates: Sequence[Any], *others: Any) -> None:
-        now = [
-            update if (session := table.sessions.get(update.session_id)) is None
-            else update._replace(epoch=session.epoch, attempt=session.attempt)
-            for update in updates
-        ]  # fmt: skip
+        now = [update._replace(epoch=_Equal(update.epoch), attempt=_Equal(update.attempt)) for update in updates]
         shipped(table, now, *others)
 
     with mock.patch.object(SessionTable, "stepped", stepped):

@@ -53,6 +53,7 @@ def run_schedule(seed: int, settings: Settings = Settings()) -> Outcome:  # noqa
     world.settings = _stack(chance) | settings.world
     checker = Checker(world.memory, world.note)
     world.network.sent = checker.sent
+    checker.changed, world.forgot = world.changed, checker.forgot
     collecting = gc.isenabled()
     gc.disable()
     handler = _Logs(world)
@@ -80,15 +81,18 @@ def run_schedule(seed: int, settings: Settings = Settings()) -> Outcome:  # noqa
 
 def _stack(chance: random.Random) -> dict[str, Any]:
     """Services and their limits."""
-    gateways, verifiers, stores = chance.choice((1, 1, 2)), chance.choice((1, 2)), 1
+    gateways, verifiers, stores = chance.choice((1, 2, 2)), chance.choice((1, 2)), 1
     services = [
         f"{kind}{i}" for kind, count in (("k", stores), ("v", verifiers), ("g", gateways)) for i in range(count)
     ]
     return {
         "services": services,
-        "step_seconds": chance.choice((0.005, 0.02, 0.1)),
+        "step_seconds": chance.choice((0.01, 0.04, 0.2)),
         "most_tokens": chance.choice((1, 3, 5)),
-        "gateway": {"grace": 1.0, "client_lag": chance.choice((2, 2048))},
+        "gateway": {
+            "grace": 1.0, "client_lag": chance.choice((2, 2048)), "lease_seconds": chance.choice((1.0, 4.0)),
+            "orphan_seconds": chance.choice((1.0, 30.0)),
+        },
         "kvstore": {"grace": 1.0, "tail_poll_ms": 50},
         "verifier": {
             "model_name": "m", "grace": 1.0, "max_budget": 0, "default_budget": 0,
@@ -115,13 +119,20 @@ def _run(seed: int, chance: random.Random, world: World, checker: Checker, setti
         world.note("plan", str(fault))
     for client in clients:
         client.begin()
+
+    def disarm() -> None:
+        world.armed.clear()
+
+    loop.at(loop.time() + 60.0, disarm)
     calm = loop.time() + max((fault.at + fault.lasts for fault in faults), default=0.0)
     done = loop.run(lambda: all(client.done for client in clients), calm + SETTLE)
     if not done:
         left = [f"{client.name} {client.progress()}" for client in clients if not client.done]
         checker.fail(f"not done {SETTLE:g} s after the last fault: {', '.join(left)}")
     loop.run(lambda: False, max(calm, loop.time()) + 1.0)
-    loop.run(lambda: not _left(world), loop.time() + REST)
+    rested = loop.time() + REST
+    while _left(world) and loop.time() < rested:
+        loop.run(lambda: False, loop.time() + 1.0)
     for what in _left(world):
         checker.fail(f"left over: {what}")
     checker.final(world.lost, [view for client in clients for view in client.views])

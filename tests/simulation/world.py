@@ -19,6 +19,7 @@ from hedgerow.rpc.interceptors import _guard, _guard_generator
 from services.gateway import __main__ as gateway_main
 from services.gateway.config import GatewayConfig
 from services.gateway.gateway import Gateway
+from services.gateway.session import Session
 from services.kvstore import service as kvstore_service
 from services.kvstore.config import KvStoreConfig
 from services.verifier import service as verifier_service
@@ -56,6 +57,9 @@ class World:
         """What no service may do, of whatever kind."""
         self.settings: dict[str, Any] = {}
         self.cancels: set[str] = set()
+        self.forgot: Callable[[], None] = lambda: None
+        self.armed: dict[str, Callable[[], None]] = {}
+        """What happens after the next change of a session by a script of this name."""
         self.deletes = False
         self.lost = 0
         """Transactions that Redis forgot."""
@@ -94,7 +98,13 @@ class World:
         """Redis forgets its last transactions."""
         lost = self.memory.lose(count)
         self.lost += lost
+        self.forgot()
         return lost
+
+    def changed(self, script: str) -> None:
+        """A session was changed."""
+        if (strike := self.armed.pop(script, None)) is not None:
+            self.loop.at(self.loop.time() + self.chance.choice((0.0, self.chance.uniform(0, 0.2))), strike)
 
     def pause(self, name: str) -> None:
         """SIGSTOP."""
@@ -193,6 +203,18 @@ class World:
         await asyncio.sleep(config.grace)
 
 
+def _watched(world: World, extend: Callable[..., Any]) -> Callable[..., Any]:
+    """Session.extend, under the eyes of the checker."""
+
+    def watched(session: Session, update: Any, *others: Any) -> Any:
+        pair, held = (int(update.epoch), int(update.attempt)), (session.epoch, session.attempt)
+        if pair != held:
+            world.faults.append(f"{session.id[:6]}: an update of {pair} was taken under {held}")
+        return extend(session, update, *others)
+
+    return watched
+
+
 def _guarded(path: str, handler: Any) -> Any:
     """With the shipped interceptor around it."""
     kind = (
@@ -215,6 +237,7 @@ def patched(world: World, seed: int) -> Iterator[None]:
             (redis.asyncio.ConnectionPool, "from_url", lambda url, **_: Pool(world.network, world.redis)),
             (gateway_main, "serve", world.serve),
             (gateway_main, "Gateway", world.made_gateway),
+            (Session, "extend", _watched(world, Session.extend)),
             (kvstore_service, "serve", world.serve),
             (verifier_service, "serve", world.serve),
             (verifier_service, "load", world.load),
