@@ -36,6 +36,7 @@ check: setup ## formatting, lint, types, import directions, protos, generated co
 	@$(VENV)/lint-imports
 	@cd protos && $(BUF) lint && $(BUF) breaking --against released.binpb
 	@$(PYTHON) deploy/generate.py --check
+	@$(VENV)/python deploy/k8s/generate.py --check
 
 protos: ## regenerate hedgerow/v1 from protos/
 	@$(PYTHON) deploy/generate.py

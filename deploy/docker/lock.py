@@ -47,11 +47,13 @@ class Image(NamedTuple):
 
 
 IMAGES = {
-    "slim": Image(["server"], (AMD64, ARM64)),
+    "slim": Image(["server", "tracing"], (AMD64, ARM64)),
     "cpu": Image(
-        ["server", "engine"], more=TORCH_CPU_NEEDS, by_hand=f"{TORCH_CPU} \\\n    --hash=sha256:{TORCH_CPU_HASH}\n"
+        ["server", "tracing", "engine"],
+        more=TORCH_CPU_NEEDS,
+        by_hand=f"{TORCH_CPU} \\\n    --hash=sha256:{TORCH_CPU_HASH}\n",
     ),
-    "gpu": Image(["server", "engine"], more=(TORCH_GPU, "triton==3.6.0", "nvidia-nccl-cu12")),
+    "gpu": Image(["server", "tracing", "engine"], more=(TORCH_GPU, "triton==3.6.0", "nvidia-nccl-cu12")),
 }
 
 

@@ -32,7 +32,10 @@ from deploy.configuration import SERVICES  # noqa: E402
 CHART = ROOT / "deploy" / "k8s" / "hedgerow"
 NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", Path: "string"}
 # What the chart sets by itself, or keeps in a Secret.
-OURS = {"listen", "admin_listen", "metrics_address", "grace", "model_path"}
+OURS = {
+    *("listen", "admin_listen", "metrics_address", "grace", "model_path", "otlp_endpoint", "trace_ratio"),
+    *("tls_cert", "tls_key", "tls_ca", "tls_client_certs", "tls_peer_cert", "tls_peer_key", "tls_admin"),
+}
 SET = {
     "gateway": OURS | {"verifier", "kvstore", "tenant_secret"},
     "verifier": OURS | {"model_name", "drafter", "feature_layers"},

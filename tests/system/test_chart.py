@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import re
 import subprocess
@@ -14,14 +15,14 @@ import yaml
 
 from deploy.configuration import SERVICES
 from hedgerow.rpc.config import from_env
-from tests.system.tools import CHART, ROOT, SECRETS, VALUES, chosen, helm, named, pod_specs, render, template
+from tests.system.tools import CHART, ROOT, SECRETS, VALUES, chosen, helm, named, pod_specs, render, template, tool
 
 pytestmark = pytest.mark.system
 GOLDEN = Path(__file__).parent / "golden"
 EXTERNAL = ("redis.bundled=false", "secrets.redisUrl=redis+sentinel://u:p@s1:26379\\,s2:26379/mymaster")
 MATRIX: list[tuple[str, ...]] = [
     (),
-    ("verifier.groups=3", "drafter.replicas=2"),
+    ("verifier.groups=3", "drafter.replicas=2", "tracing.endpoint=jaeger:4317"),
     ("verifier.kind=LeaderWorkerSet", "verifier.groups=2", "verifier.gpus=8"),
     ("drafter.mode=colocated", "metrics.serviceMonitor.enabled=true"),
     ("drafter.mode=none",),
@@ -29,8 +30,8 @@ MATRIX: list[tuple[str, ...]] = [
     ("secrets.existingSecret=mine",),
     ("gateway.autoscaling.enabled=true", "gateway.replicas=1"),
     ("networkPolicy.enabled=false", "serviceAccount.create=false", "redis.storage.enabled=false"),
-    ("networkPolicy.egress=false", "tls.mount=true", "tls.existingSecret=certificates"),
-    ("tls.certManager.enabled=true", "tls.certManager.issuer=ca", "tls.mount=true"),
+    ("networkPolicy.egress=false", "tls.enabled=true", "tls.existingSecret=certificates"),
+    ("tls.certManager.enabled=true", "tls.certManager.issuer=ca", "tls.enabled=true", "tls.clientCerts=true"),
     ("weights.source=pvc", "weights.claimName=weights", "weights.convert.enabled=true", "weights.convert.args={k2.6}"),
     ("images.registry=registry.example.org/team", f"images.slim.digest=sha256:{'0' * 64}", "images.pullSecrets={pull}"),
     ("gateway.config.message_limit=67108864", "gateway.env.OTEL_SERVICE_NAME=gateway", "labels.team=serving"),
@@ -136,7 +137,7 @@ def test_secrets_are_in_secrets_alone(values: str, sets: tuple[str, ...]) -> Non
             text = yaml.safe_dump(each)
             assert not [secret for secret in SECRETS.values() if secret in text], each["metadata"]["name"]
     if not any("existingSecret=mine" in each for each in sets):
-        assert SECRETS["tenantSecret"] == named(objects, "Secret")["stringData"]["tenant-secret"]
+        assert SECRETS["tenantSecret"] == named(objects, "Secret", "-secrets")["stringData"]["tenant-secret"]
 
 
 def test_gateways_know_every_group_by_its_name() -> None:
@@ -190,7 +191,7 @@ def test_wrong_values_are_refused_by_name(given: str, why: str) -> None:
 
 
 def test_secrets_of_an_installation_are_random_and_long() -> None:
-    first, second = (named(render("values", secrets=False), "Secret")["stringData"] for _ in range(2))
+    first, second = (named(render("values", secrets=False), "Secret", "-secrets")["stringData"] for _ in range(2))
     assert first["tenant-secret"] != second["tenant-secret"]
     assert min(len(first["tenant-secret"]), len(first["redis-password"])) >= 32
     assert first["redis-password"] not in first["users.acl"], "the server knows a hash"
@@ -199,10 +200,45 @@ def test_secrets_of_an_installation_are_random_and_long() -> None:
 @pytest.mark.parametrize("values", VALUES[1:])
 def test_the_render_is_the_reviewed_one(values: str) -> None:
     """Run `python -m tests.system.golden` after a change, and read the difference."""
-    golden = (GOLDEN / f"{values}.yaml").read_text().splitlines()
-    done = template(*chosen(values))
-    difference = list(difflib.unified_diff(golden, done.stdout.splitlines(), "golden", "rendered", lineterm="", n=2))
+    golden, now = (GOLDEN / f"{values}.yaml").read_text(), rendered(values)
+    lines = difflib.unified_diff(golden.splitlines(), now.splitlines(), "golden", "rendered", lineterm="", n=2)
+    difference = list(lines)
     assert not difference, "\n".join(difference[:80])
+
+
+def rendered(values: str) -> str:
+    """The chart's text, without the certificates that it makes anew each time."""
+    done = template(*chosen(values))
+    assert done.returncode == 0, done.stderr
+    return re.sub(r"^(  (?:tls\.crt|tls\.key|ca\.crt): ).+$", r"\1made", done.stdout, flags=re.M)
+
+
+def test_a_certificate_is_for_the_names_that_are_dialled() -> None:
+    objects = render("values", "verifier.groups=2")
+    data = named(objects, "Secret", "-tls")["data"]
+    text = subprocess.run(
+        [tool("openssl"), "x509", "-noout", "-ext", "subjectAltName"],
+        input=base64.b64decode(data["tls.crt"]), capture_output=True, check=True,
+    ).stdout.decode()  # fmt: skip
+    held = {each.strip().removeprefix("DNS:") for line in text.splitlines()[1:] for each in line.split(",")}
+    maps = [each["data"] for each in objects if each["kind"] == "ConfigMap"]
+    peers = [
+        each
+        for data in maps
+        for key in ("VERIFIER", "KVSTORE", "DRAFTER")
+        for each in data.get(f"HEDGEROW_{key}", "").split(",")
+    ]
+    for name in (peer.rpartition(":")[0] for peer in peers if peer):
+        assert name in held or f"*.{name.partition('.')[2]}" in held, name
+    assert "IP Address:127.0.0.1" in held
+
+
+def test_services_show_certificates_to_each_other_and_probes_need_none() -> None:
+    objects = render("values")
+    for service in SERVICES:
+        data = named(objects, "ConfigMap", f"-{service}")["data"]
+        assert data["HEDGEROW_TLS_CLIENT_CERTS"] == ("false" if service == "gateway" else "true")
+        assert data["HEDGEROW_TLS_ADMIN"] == "false", "the kubelet's probes have no certificate"
 
 
 def test_schema_and_readme_are_fresh() -> None:

@@ -16,7 +16,11 @@ from tests.system.tools import ROOT, tool
 
 pytestmark = pytest.mark.system
 DOCKER = ROOT / "deploy" / "docker"
-EXTRAS = {"slim": ("server",), "cpu": ("server", "engine"), "gpu": ("server", "engine")}
+EXTRAS = {
+    "slim": ("server", "tracing"),
+    "cpu": ("server", "tracing", "engine"),
+    "gpu": ("server", "tracing", "engine"),
+}
 SLIM_BYTES = 250_000_000
 
 

@@ -49,6 +49,28 @@ labels:
 {{- default (printf "%s-tls" (include "hedgerow.name" .)) .Values.tls.existingSecret -}}
 {{- end }}
 
+{{/* What a port speaks, for meshes and balancers. */}}
+{{- define "hedgerow.appProtocol" -}}
+{{- ternary "https" "kubernetes.io/h2c" .Values.tls.enabled -}}
+{{- end }}
+
+{{/* The names that the certificate is for, as YAML. The co-located drafter is called at 127.0.0.1. */}}
+{{- define "hedgerow.dnsNames" -}}
+{{- $name := include "hedgerow.name" . -}}
+- localhost
+{{- range $service := list "gateway" "gateway-peers" "verifier" "drafter" "kvstore" }}
+{{- $short := printf "%s-%s" $name $service }}
+- {{ $short }}
+- {{ $short }}.{{ $.Release.Namespace }}
+- {{ $short }}.{{ $.Release.Namespace }}.svc
+- {{ $short }}.{{ $.Release.Namespace }}.svc.{{ $.Values.network.clusterDomain }}
+{{- end }}
+- "*.{{ $name }}-verifier.{{ .Release.Namespace }}.svc.{{ .Values.network.clusterDomain }}"
+{{- range .Values.tls.dnsNames }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}
+
 {{/* Every group's first pod: a StatefulSet and a LeaderWorkerSet name them alike. */}}
 {{- define "hedgerow.verifierAddresses" -}}
 {{- $service := printf "%s-verifier" (include "hedgerow.name" .) -}}

@@ -152,7 +152,7 @@ readinessProbe:
 {{- if ne .root.Values.weights.source "bundled" }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
-{{- if .root.Values.tls.mount }}
+{{- if .root.Values.tls.enabled }}
 - {name: tls, mountPath: /etc/hedgerow/tls, readOnly: true}
 {{- end }}
 {{- end }}
@@ -171,7 +171,7 @@ readinessProbe:
     path: {{ required "weights.hostPath: the nodes' folder that holds the weights" .root.Values.weights.hostPath }}
     type: Directory
 {{- end }}
-{{- if .root.Values.tls.mount }}
+{{- if .root.Values.tls.enabled }}
 - name: tls
   secret:
     secretName: {{ include "hedgerow.tlsSecret" .root }}

@@ -7,6 +7,18 @@
 {{- $host := $root.Values.network.listenHost -}}
 {{- $colocated := eq $root.Values.drafter.mode "colocated" -}}
 {{- $settings := dict "LISTEN" (printf "%s:7411" $host) "ADMIN_LISTEN" (printf "%s:7412" $host) "METRICS_ADDRESS" (printf "%s:7413" $host) "GRACE" (toString $values.grace) -}}
+{{- $_ := set $settings "LOG_FORMAT" "json" -}}
+{{- with $root.Values.tracing.endpoint -}}
+{{- $_ := set $settings "OTLP_ENDPOINT" . -}}
+{{- $_ := set $settings "TRACE_RATIO" (toString $root.Values.tracing.ratio) -}}
+{{- end -}}
+{{- if $root.Values.tls.enabled -}}
+{{- $_ := set $settings "TLS_CERT" "/etc/hedgerow/tls/tls.crt" -}}
+{{- $_ := set $settings "TLS_KEY" "/etc/hedgerow/tls/tls.key" -}}
+{{- $_ := set $settings "TLS_CA" "/etc/hedgerow/tls/ca.crt" -}}
+{{- $_ := set $settings "TLS_CLIENT_CERTS" (toString (or (ne .service "gateway") $root.Values.tls.clientCerts)) -}}
+{{- $_ := set $settings "TLS_ADMIN" "false" -}}
+{{- end -}}
 {{- if eq .service "gateway" -}}
 {{- $_ := set $settings "VERIFIER" (include "hedgerow.verifierAddresses" $root) -}}
 {{- $_ := set $settings "KVSTORE" (printf "%s-kvstore.%s.svc.%s:7411" $name $root.Release.Namespace $root.Values.network.clusterDomain) -}}
