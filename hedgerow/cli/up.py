@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from hedgerow.certificates import Tls, read
 from hedgerow.cli.folders import check_drafter, check_target
 from hedgerow.cli.ports import parse_address
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
@@ -48,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the embedded store; .hedgerow if not given")
     parser.add_argument("--redis", metavar="URL", help="use this Redis instead of the embedded one")
     parser.add_argument("--budget", type=int, metavar="N", help="most nodes of a tree for requests that do not say")
+    parser.add_argument(
+        "--tls",
+        type=Path,
+        metavar="DIR",
+        help="TLS on every hop with tls.crt, tls.key and ca.crt of this folder; the certificate names 127.0.0.1",
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -96,7 +103,7 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
             raise InvalidRequest(f"--{option}", getattr(args, option), f"in [1, {MOST_PROCESSES}]")
     if port and port + args.gateways > 1 << 16:
         raise InvalidRequest("--listen", args.listen, f"a port that leaves room for {args.gateways} gateways")
-    settings = _settings(args.set)
+    settings = _settings(args.set, {} if args.tls is None else tls_settings(args.tls))
     most = settings.get("verifier", {}).get("MAX_BUDGET", str(MAX_BUDGET))
     if args.budget is not None and (args.budget < 0 or (most.isdecimal() and args.budget > int(most))):
         raise InvalidRequest("--budget", args.budget, f"at least 0 and at most {most}, the verifier's max_budget")
@@ -116,9 +123,19 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
     )
 
 
-def _settings(given: Sequence[str]) -> dict[str, dict[str, str]]:
+def tls_settings(folder: Path) -> dict[str, str]:
+    """What each service is told of the files in `folder`. Raises InvalidRequest with the file that is wrong."""
+    files = Tls(*((folder / name).resolve() for name in ("ca.crt", "tls.crt", "tls.key")))
+    try:
+        read(files)
+    except InvalidRequest as why:
+        raise InvalidRequest("--tls", str(getattr(files, why.field)), why.limit) from None
+    return {"TLS_CA": str(files.ca), "TLS_CERT": str(files.cert), "TLS_KEY": str(files.key)}
+
+
+def _settings(given: Sequence[str], all_have: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Settings by service. Values are checked by the service itself. Raises InvalidRequest."""
-    chosen: dict[str, dict[str, str]] = {}
+    chosen: dict[str, dict[str, str]] = {service: dict(all_have) for service in SERVICES if all_have}
     for text in given:
         name, equals, value = text.partition("=")
         service, dot, field = name.partition(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hedgerow.rpc.server import ServerConfig
 
@@ -21,6 +22,14 @@ class KvStoreConfig(ServerConfig):
             "redis+sentinel://host:port,host:port/service or redis+cluster://host:port,host:port",
         }
     )
+    redis_tls_ca: Path | None = field(
+        default=None,
+        metadata={"help": "authorities (PEM) of Redis' certificate, for rediss:// URLs; empty: the system's"},
+    )
+    redis_tls_cert: Path | None = field(
+        default=None, metadata={"help": "certificate chain (PEM) that is shown to Redis; empty: none"}
+    )
+    redis_tls_key: Path | None = field(default=None, metadata={"help": "its private key (PEM, no passphrase)"})
     redis_timeout: float = field(
         default=1.0, metadata={"min": 0.01, "max": 60, "help": "seconds that Redis may take to answer"}
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from hedgerow.errors import Unavailable
+from hedgerow.certificates import Tls, read
+from hedgerow.errors import InvalidRequest, Unavailable
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.server import serve
@@ -20,7 +21,7 @@ from services.kvstore.runner import Runner, Wait
 from services.kvstore.servicer import SERVICE, KvStoreServicer
 from services.kvstore.store import Store
 from services.kvstore.tail import Followers
-from services.kvstore.topology import topology_of
+from services.kvstore.topology import topology_of, with_options
 
 
 async def run(config: KvStoreConfig) -> None:
@@ -51,9 +52,28 @@ async def run(config: KvStoreConfig) -> None:
         await runner.close()
 
 
-def _connect(config: KvStoreConfig) -> Runner:
+def _check_files(config: KvStoreConfig) -> None:
+    """Raises ConfigError with the variable and the file. They are read for each connection: what changes is taken."""
+    files = Tls(config.redis_tls_ca, config.redis_tls_cert, config.redis_tls_key)
+    if files != Tls() and not config.redis_url.partition("://")[0].startswith("rediss"):
+        limit = "a rediss:// URL, because files for TLS are given"
+        raise ConfigError(variable_of("redis_url"), "the value", limit)
     try:
-        topology = topology_of(config.redis_url, timeout=config.redis_timeout, connections=config.redis_connections)
+        read(files)
+    except InvalidRequest as why:
+        raise ConfigError(variable_of(f"redis_tls_{why.field}"), str(why.value), why.limit) from None
+
+
+def _connect(config: KvStoreConfig) -> Runner:
+    files = {
+        "ssl_ca_certs": config.redis_tls_ca,
+        "ssl_certfile": config.redis_tls_cert,
+        "ssl_keyfile": config.redis_tls_key,
+    }
+    _check_files(config)
+    try:
+        url = with_options(config.redis_url, {name: str(path) for name, path in files.items() if path is not None})
+        topology = topology_of(url, timeout=config.redis_timeout, connections=config.redis_connections)
     except ValueError:  # whose text may show a part of the URL, a password among it
         limit = "a redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL"
         raise ConfigError(variable_of("redis_url"), "the value", limit) from None

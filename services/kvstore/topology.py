@@ -11,7 +11,7 @@ are the Sentinels'. `rediss+sentinel` and `rediss+cluster`: with TLS everywhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
@@ -152,6 +152,14 @@ def addresses(parts: SplitResult, port: int) -> list[tuple[str, int]]:
     if not hosts or not all(host for host, _ in hosts):
         raise ValueError("no host is named")
     return hosts
+
+
+def with_options(url: str, options: Mapping[str, str]) -> str:
+    """The URL with further options of its connections; what it says itself counts more."""
+    if not options:
+        return url
+    parts = urlsplit(url)
+    return parts._replace(query=urlencode(dict(options) | dict(parse_qsl(parts.query)))).geturl()
 
 
 def topology_of(url: str, *, timeout: float, connections: int) -> Topology:
