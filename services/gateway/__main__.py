@@ -23,7 +23,7 @@ from hedgerow.rpc.work import run_service, serve_while
 from services.gateway.config import GatewayConfig, addresses
 from services.gateway.creating import ID_BYTES
 from services.gateway.gateway import Gateway
-from services.gateway.metrics import Calls, watch_peers, watch_sessions
+from services.gateway.metrics import Calls, watch_limits, watch_peers, watch_sessions
 from services.gateway.peers import VerifierPeer
 from services.gateway.servicer import SERVICE, GatewayServicer
 from services.gateway.store_peer import StorePeer
@@ -45,6 +45,7 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     store.retention = config.session_ttl
     gateway = Gateway(config, tokenizer, verifiers, store)
     watch_sessions(gateway.table.counts, gateway.held, lambda: gateway.swept)
+    watch_limits(config.max_sessions)
     watch_peers(verifiers, store, lambda: gateway.table.waiting)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: log.info("held", **gateway.held()))
 

@@ -18,6 +18,7 @@ from services.gateway.following import Times
 from services.gateway.leases import Leases
 from services.gateway.limits import KEY_BYTES, check_bytes
 from services.gateway.messages import Stored
+from services.gateway.metrics import commit_seconds
 from services.gateway.orphans import Orphans, Sweep
 from services.gateway.peers import FIRST_DELAY, LAST_DELAY, VerifierPeer
 from services.gateway.position import Position, check_fields
@@ -51,7 +52,7 @@ class Gateway:
         self._secret = config.tenant_secret.encode() or secrets.token_bytes(ID_BYTES)
         limits = Limits(config.max_prompt_bytes, config.default_max_tokens)
         self._resolver = Resolver(tokenizer, limits, default_thinking(config.model_path))
-        self._endings, self.spans = Endings(store, config.max_sessions), Spans()
+        self._endings, self.spans = Endings(store, config.max_sessions), Spans(commit_seconds())
         self._leases = Leases(store, config.store_patience)
         later = config.fingerprint_patience if config.fingerprint_policy == "best_effort" else None
         self.table = SessionTable(

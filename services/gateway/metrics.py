@@ -136,6 +136,16 @@ def watch_sessions(counts: Counts, held: Callable[[], Mapping[str, int]], swept:
     telemetry.watch("hedgerow_gateway_held", "What is held for clients, by what.", held, "what", goes_down=True)
 
 
+def commit_seconds() -> Callable[[float], None]:
+    """Is told how long the store took to answer an append."""
+    return telemetry.histogram("hedgerow_gateway_commit_seconds", "An append, until the store has answered.").observe
+
+
+def watch_limits(most_sessions: int) -> None:
+    """Exports what this process takes at most."""
+    telemetry.gauge("hedgerow_gateway_session_limit", "Sessions that may run at once.").set(most_sessions)
+
+
 def watch_peers(verifiers: Sequence[Verifier], store: Appends, waiting: Callable[[], int]) -> None:
     """Exports how the way to verifiers and store is."""
     name = "hedgerow_gateway"

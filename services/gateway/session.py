@@ -97,7 +97,8 @@ class Session:
         self.timings: Timings | None = None
         self.notes: list[Note] = []
         self.readers: dict[Reader, None] = {}  # as they came
-        self.appended_ns = self.commit_ns = 0  # when the last append left; how long the last answered one took
+        self.appended_ns = 0  # when the last append left
+        self.commit_ns = -1  # how long the last answer took; -1: it was to none of what is here
         self._unacked: deque[_Unacked] = deque()
         self._steps = self._draft_tokens = self._accepted = 0
 
@@ -175,6 +176,7 @@ class Session:
 
     def acknowledge(self, state: State, now_ns: int) -> None:
         """The store has everything below `state.length`, and the end if it says so; readers may see it."""
+        self.commit_ns = -1
         while self._unacked and self._unacked[0].length <= state.length:
             if self._unacked[0].final and not state.finish:
                 break  # an empty append with the end has no length of its own

@@ -23,6 +23,9 @@ class Fitness:
     def __init__(self, runner: Runner, replicas: int) -> None:
         self.runner, self.replicas = runner, replicas
         self._away: set[str] = set()
+        self.used: dict[str, float] = {}
+        self.limit: dict[str, float] = {}
+        """Bytes by node, as of the last check."""
 
     async def check(self) -> str | None:
         """Why this Redis may not hold sessions; None: it may. Of a cluster, nodes that do not answer are only logged
@@ -35,12 +38,13 @@ class Fitness:
         for name in sorted(away.keys() - self._away):
             log.warning("a node of the cluster is away", node=name, why=away[name].message)
         self._away = set(away)
+        self.used, self.limit = {}, {}
         for name, replies in told.items():
-            if name not in away and (why := self._trouble(replies)) is not None:
+            if name not in away and (why := self._trouble(name, replies)) is not None:
                 return why if len(told) == 1 else f"{name}: {why}"
         return None
 
-    def _trouble(self, replies: list[Any]) -> str | None:
+    def _trouble(self, name: str, replies: list[Any]) -> str | None:
         info: dict[str, str] = {}
         *told, cluster = replies
         for reply in told:
@@ -49,6 +53,8 @@ class Fitness:
             info.update(parse_info(reply))
         if not isinstance(cluster, RedisError):  # it says so where it is none
             info.update(parse_info(cluster))
+        self.used[name] = float(info.get("used_memory", 0))
+        self.limit[name] = float(info.get("maxmemory", 0))
         version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
         if version < OLDEST_REDIS:
             return f"Redis {info['redis_version']} is too old: scripts with flags need 7.0"

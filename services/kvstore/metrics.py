@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from hedgerow.rpc import telemetry
@@ -42,11 +42,28 @@ class Redis(Protocol):
     exchanges: int
     silences: int
     shortfalls: int
+    took: Callable[[float], None]
 
 
-def watch_redis(runner: Redis) -> None:
-    """Exports the runner's counters."""
+class Memory(Protocol):
+    """What each node told of its memory."""
+
+    @property
+    def used(self) -> Mapping[str, float]:
+        """Bytes."""
+
+    @property
+    def limit(self) -> Mapping[str, float]:
+        """Bytes; 0: none."""
+
+
+def watch_redis(runner: Redis, memory: Memory) -> None:
+    """Exports the runner's counters, and how full Redis is."""
     name = "hedgerow_kvstore_redis"
+    runner.took = telemetry.histogram(f"{name}_seconds", "A round trip to Redis that was answered.").observe
     telemetry.watch(f"{name}_exchanges", "Round trips to Redis, whoever asked.", lambda: runner.exchanges)
     telemetry.watch(f"{name}_silences", "Round trips without an answer in time.", lambda: runner.silences)
     telemetry.watch(f"{name}_shortfalls", "Writes that too few replicas had in time.", lambda: runner.shortfalls)
+    used, limit = "Memory that a node uses.", "The most that a node may use; 0: it has no limit."
+    telemetry.watch(f"{name}_memory_bytes", used, lambda: memory.used, "node", goes_down=True)
+    telemetry.watch(f"{name}_memory_limit_bytes", limit, lambda: memory.limit, "node", goes_down=True)

@@ -7,7 +7,8 @@ does not know, a connection that broke, a slot that moved, a master that is none
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from redis.asyncio.connection import AbstractConnection
@@ -60,6 +61,8 @@ class Runner:
     def __init__(self, topology: Topology, *, timeout: float, wait: Wait = Wait()) -> None:  # noqa: B008  (it is frozen)
         self.topology, self.timeout, self.wait = topology, timeout, wait
         self.exchanges = self.silences = self.shortfalls = 0  # round trips; those without an answer; WAITs unsatisfied
+        self.took: Callable[[float], None] = lambda seconds: None
+        """Told how long a round trip took."""
 
     async def close(self) -> None:
         """Close every connection that is not in use."""
@@ -171,9 +174,12 @@ class Runner:
     async def _exchange(self, node: Node, commands: Sequence[Sequence[bytes]], deadline: float) -> Any:
         """The replies, or what went wrong."""
         self.exchanges += 1
+        begun = time.perf_counter()
         try:
             async with asyncio.timeout_at(deadline):
-                return await node.exchange(commands)
+                replies = await node.exchange(commands)
+            self.took(time.perf_counter() - begun)
+            return replies
         except TimeoutError:
             self.silences += 1
             return self._silent()

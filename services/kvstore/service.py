@@ -32,8 +32,8 @@ async def run(config: KvStoreConfig) -> None:
     store = Store(runner, index, owners, tombstone=config.tombstone_ms)
     followers = Followers(store, config.tail_poll_ms / 1000)
     cancels = CancelWatch(runner, store.marked)
-    watch_redis(runner)
     fitness = Fitness(runner, config.redis_wait_replicas)
+    watch_redis(runner, fitness)
     health = Health([SERVICE], {"redis": fitness.check}, timeout=2 * config.redis_timeout)
     servicer = KvStoreServicer(config, store, followers, cancels, Prefixes(runner), health.draining)
 

@@ -83,6 +83,7 @@ def watch_engine(load: Callable[[], EngineLoad]) -> None:
         "kept_ends": ("Ended sequences whose last tokens are not acknowledged.", lambda now: now.kept_ends),
         "cache_free_pages": ("Pages of the cache that nobody holds.", lambda now: now.free_pages),
         "cache_pages": ("Pages of the cache.", lambda now: now.total_pages),
+        "waiting_limit": ("Sequences that may wait for a place.", lambda now: now.waiting_limit),
     }
     for name, (text, read) in {**counters, **gauges}.items():
         telemetry.watch(f"hedgerow_verifier_{name}", text, lambda read=read: read(load()), goes_down=name in gauges)  # type: ignore[misc]

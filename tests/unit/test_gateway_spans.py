@@ -49,8 +49,8 @@ def out(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
 class Rig:
     def __init__(self, *others: RecordingEngine) -> None:
-        self.now = Now()
-        self.spans = Spans(self.now)
+        self.now, self.commits = Now(), list[float]()
+        self.spans = Spans(self.commits.append, self.now)
         self.bench = Bench(others=others, watcher=self.spans)
 
     def generate(self, caller: str = CALLER) -> tuple[Trace, Session]:
