@@ -41,6 +41,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     "kvstore": {"SESSION_TTL_MS": str(TTL_MS), "TOMBSTONE_MS": str(TTL_MS), "REDIS_CONNECTIONS": str(CONNECTIONS)},
     "gateway": {"SESSION_TTL": str(TTL_MS // 1000), "ORPHAN_SECONDS": "1"},
 }
+INDEX = re.compile(r"hedgerow:\{(owner-[0-9a-f]+\}:sessions|released-\d+\})")
 LIVES = re.compile(r"hedgerow:\{(owner-[0-9a-f]+\}:alive|owners-\d+\})")
 
 
@@ -96,7 +97,7 @@ def _waves(runner: asyncio.Runner, stack: Stack, clients: int, seed: int, size: 
         say(f"{done} clients, {count / (time.monotonic() - began):.0f} a second; "
             + ", ".join(f"{name} {int(history[name][-1][1]) >> 20} MiB" for name in names))  # fmt: skip
     problems = [f"{g} has {more[g]} tasks, not {tasks[g]}" for g in tasks if more[g] > tasks[g] + SPARE]
-    problems += not_returned(stack, before) + keys_left(stack)
+    problems += not_returned(stack, before) + keys_left(stack, done)
     processes = {
         name: {
             "rss_mib": [round(points[0][1] / 2**20, 1), round(points[-1][1] / 2**20, 1)],
@@ -135,16 +136,24 @@ def settled(stack: Stack, seconds: float = 60) -> dict[str, int]:
         time.sleep(0.1)
 
 
-def keys_left(stack: Stack) -> list[str]:
-    """What is in the store once the last session's life is over. Of a gateway only that it lives may be there."""
+def keys_left(stack: Stack, clients: int) -> list[str]:
+    """What is in the store once the last session's life is over. Of a gateway only that it lives may be there, and an
+    index that names a session in a thousand that is gone: those go with the gateway.
+    """
     end = time.monotonic() + 4 * TTL_MS / 1000
     with redis.Redis.from_url(stack.redis_url) as client:
         while True:
             keys = [key.decode() for key in client.scan_iter(count=1000)]
-            left = sorted(key for key in keys if not LIVES.fullmatch(key))
-            if not left or time.monotonic() > end:
-                return [f"the store has {len(left)} keys after all sessions' lives: {left[:5]}"] if left else []
+            left = {key: members(client, key) for key in sorted(keys) if not LIVES.fullmatch(key)}
+            gone = {key: count for key, count in left.items() if not (INDEX.fullmatch(key) and count <= clients / 1000)}
+            if not gone or time.monotonic() > end:
+                return [f"the store has {len(gone)} keys after all sessions' lives: {list(gone)[:5]}"] if gone else []
             time.sleep(0.5)
+
+
+def members(client: redis.Redis, key: str) -> int:
+    """Of a sorted set; 1 for anything else."""
+    return int(client.zcard(key)) if client.type(key) == b"zset" else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
