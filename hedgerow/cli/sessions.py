@@ -1,15 +1,17 @@
-"""`hedgerow session`, `resume` and `cancel`: look at one session, go on with it, or end it."""
+"""`hedgerow sessions`, `session`, `resume` and `cancel`: list sessions, look at one, go on with it, or end it."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from hedgerow.cli import options
 from hedgerow.cli.command import Command
 from hedgerow.cli.show import follow, plain
-from hedgerow.client import Client
+from hedgerow.client import Client, Running
 from hedgerow.errors import InvalidRequest
 
 
@@ -56,6 +58,42 @@ def session(client: Client, args: argparse.Namespace) -> int:
     return 0
 
 
+def add_action(parser: argparse.ArgumentParser) -> None:
+    """What to do, and with which."""
+    parser.add_argument("action", choices=("ls", "show", "cancel"), help="list those that run; show or end some")
+    parser.add_argument("session_ids", nargs="*", metavar="session_id", help="for show and cancel")
+    parser.add_argument("--most", type=int, default=1000, metavar="N", help="longest list, %(default)s")
+    parser.add_argument("--json", action="store_true", help="ls: one JSON object a line")
+
+
+def sessions(client: Client, args: argparse.Namespace) -> int:
+    """Those of --tenant on the gateways of --address: each gateway tells of those that it runs."""
+    if args.action == "ls":
+        if args.session_ids:
+            raise InvalidRequest("session_id", args.session_ids[0], "left out of `ls`")
+        _list(client.sessions(most=args.most), as_json=args.json)
+        return 0
+    if not args.session_ids:
+        raise InvalidRequest("session_id", None, f"given to `{args.action}`")
+    for session_id in args.session_ids:
+        one = argparse.Namespace(session_id=session_id, delete=False)
+        (session if args.action == "show" else cancel)(client, one)
+    return 0
+
+
+def _list(running: Sequence[Running], *, as_json: bool) -> None:
+    for each in running:
+        if as_json:
+            print(json.dumps(asdict(each)))
+            continue
+        age = max(0.0, time.time() - each.created_unix_ms / 1000)
+        deadline = f", ends in {each.deadline_unix_ms / 1000 - time.time():.0f} s" if each.deadline_unix_ms else ""
+        print(
+            f"{each.session_id}  {each.model}  {age:.0f} s  {each.prompt_tokens}+{each.token_count}/{each.max_tokens} "
+            f"tokens, {each.uncommitted_tokens} not committed, {each.readers} readers{deadline}  {each.gateway}"
+        )
+
+
 def cancel(client: Client, args: argparse.Namespace) -> int:
     """End it within one step."""
     print("cancelled" if client.cancel(args.session_id) else "it had ended")
@@ -63,6 +101,7 @@ def cancel(client: Client, args: argparse.Namespace) -> int:
 
 
 COMMANDS = (
+    Command("sessions", "list the sessions that run, show or end some", add_action, sessions),
     Command("session", "show or delete what is recorded of a session", add_session_and_delete, session),
     Command("resume", "go on with a session's stream", add_position, resume),
     Command("cancel", "end a session", add_session, cancel),

@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         stack = Stack(config, _log)
         stack.start(_say)
         with _stopped(stack):
+            _say(f"its processes: hedgerow status {' '.join(map(stack.admin_address, stack.services))}")
             _say(f"hedgerow is up: {stack.addresses('gateway')}   (Ctrl-C stops it)")
             status = 0
             threading.Event().wait()

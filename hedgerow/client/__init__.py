@@ -4,6 +4,7 @@ Errors are those of `hedgerow.errors`.
 """
 
 from hedgerow.certificates import Tls
+from hedgerow.client._admin import ProcessStatus, process_status
 from hedgerow.client._async import AsyncClient
 from hedgerow.client._retry import Retry
 from hedgerow.client._stream import Stream
@@ -18,6 +19,7 @@ from hedgerow.client._types import (
     Options,
     Position,
     Result,
+    Running,
     Sampling,
     Session,
     Started,
@@ -38,8 +40,10 @@ __all__ = [
     "Model",
     "Options",
     "Position",
+    "ProcessStatus",
     "Result",
     "Retry",
+    "Running",
     "Sampling",
     "Session",
     "Started",
@@ -50,4 +54,5 @@ __all__ = [
     "Tls",
     "ToolCall",
     "Usage",
+    "process_status",
 ]

@@ -15,13 +15,14 @@ from hedgerow.client._fields import check_size, fill, seconds
 from hedgerow.client._gateways import Gateways, check_tenant
 from hedgerow.client._retry import Retry
 from hedgerow.client._stream import Stream
-from hedgerow.client._types import Model, Options, Result, Session
+from hedgerow.client._types import Model, Options, Result, Running, Session
 from hedgerow.client._wire import Wire
 from hedgerow.errors import InvalidRequest
 from hedgerow.v1 import gateway_pb2 as pb
 
 DEFAULT_ADDRESS = "localhost:7411"
 TIMEOUT = 30.0  # seconds
+PAGE = 200  # sessions in one answer
 Prompt = str | Sequence[int]
 Asked = TypeVar("Asked", bound=Message)
 
@@ -125,6 +126,25 @@ class AsyncClient:
         """What is recorded of a session."""
         request = _of_session(pb.GetSessionRequest(), session_id)
         return _convert.session(await self._ask("GetSession", request))
+
+    async def sessions(self, *, most: int = 1000) -> Sequence[Running]:
+        """The tenant's sessions that run on the gateways of this client, each asked in turn; at most `most`.
+
+        What has ended, or waits paused for a Resume, is not among them: `get_session` knows it by its id. Raises
+        Unavailable where a gateway does not answer.
+        """
+        self._gateways.check_open()
+        found: dict[str, Running] = {}
+        for address in self._gateways.addresses:
+            request = pb.ListSessionsRequest()
+            while len(found) < most:
+                request.limit = min(PAGE, most - len(found))
+                answer = await self._gateways.ask_this("ListSessions", request, address, self._timeout)
+                found |= {each.session_id: _convert.running(each, address) for each in answer.sessions}
+                request.cursor = answer.cursor
+                if not request.cursor:
+                    break
+        return list(found.values())
 
     async def delete_session(self, session_id: str) -> bool:
         """Remove a session's prompt and tokens; False: there was none, or an answer got lost and it was repeated."""

@@ -15,6 +15,7 @@ from hedgerow.client._types import (
     Message,
     Model,
     Options,
+    Running,
     Sampling,
     Session,
     Started,
@@ -127,6 +128,14 @@ def event(e: pb.SessionEvent) -> Event | None:
 def model(m: pb.Model) -> Model:
     """One model of the list."""
     return Model(m.name, m.context_length, m.vocab_size, m.fingerprint.digest, m.ready, m.default_budget)
+
+
+def running(s: pb.RunningSession, gateway: str) -> Running:
+    """A session of a list."""
+    return Running(
+        s.session_id, s.model, s.prompt_tokens, s.token_count, s.max_tokens, s.created_unix_ms, s.deadline_unix_ms,
+        s.readers, s.uncommitted_tokens, s.detach, _exact(s.mode), gateway,
+    )  # fmt: skip
 
 
 def session(s: pb.GetSessionResponse) -> Session:

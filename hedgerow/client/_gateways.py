@@ -93,11 +93,15 @@ class Gateways:
 
     def stub(self, address: str) -> Any:
         """Calls to `address`. Raises Cancelled once the client is closed."""
+        return GatewayServiceStub(self.channel(address))  # type: ignore[no-untyped-call]
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """The channel to `address`. Raises Cancelled once the client is closed."""
         if self._closed:
             raise Cancelled(CLOSED)
         if address not in self._channels:
             self._channels[address] = open_channel(address, OPTIONS, self._tls)
-        return GatewayServiceStub(self._channels[address])  # type: ignore[no-untyped-call]
+        return self._channels[address]
 
     def decode(self, error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
         """As `decode`; where TLS failed, in words that name the files."""
@@ -140,6 +144,10 @@ class Gateways:
                     raise error from None
             await asyncio.sleep(delay)
             address = self.next(address)
+
+    async def ask_this(self, method: str, request: Message, address: str, within: float) -> Any:
+        """One answer of one gateway, asked once."""
+        return await self._once(method, request, address, within, "")
 
     async def _once(self, method: str, request: Message, address: str, within: float, tenant: str) -> Any:
         task = asyncio.current_task()

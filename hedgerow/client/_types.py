@@ -215,6 +215,25 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Running:
+    """A session that runs; times are Unix milliseconds, a deadline of 0 is none."""
+
+    session_id: str
+    model: str
+    prompt_tokens: int
+    token_count: int
+    max_tokens: int
+    created_unix_ms: int
+    deadline_unix_ms: int
+    readers: int
+    uncommitted_tokens: int
+    detach: bool
+    exact: bool
+    gateway: str
+    """The address that told of it."""
+
+
+@dataclass(frozen=True)
 class Session:
     """What is recorded of a session."""
 

@@ -48,6 +48,8 @@ class Health:
         self.services = tuple(services)
         self.checks = dict(checks or {})
         self.interval, self.timeout = interval, timeout
+        self.facts: dict[str, str] = {}
+        """What the process is, for its operator: models, peers; nothing secret."""
         self.draining = asyncio.Event()
         """Set from SIGTERM on. Whoever holds a stream open for long watches it and ends the stream."""
         self._troubles: dict[str, str] = {STARTING: "the process is starting"}

@@ -20,6 +20,8 @@ import grpc.aio
 
 from hedgerow.certificates import Watched
 from hedgerow.rpc import reflection, tls, trace_export
+from hedgerow.rpc.admin import SERVICE as ADMIN_SERVICE
+from hedgerow.rpc.admin import Admin
 from hedgerow.rpc.channel import MESSAGE_LIMIT, MIB
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.exposition import Exposition
@@ -30,6 +32,7 @@ from hedgerow.rpc.logs import FORMS, LEVELS, get_log
 from hedgerow.rpc.tls import TlsConfig
 from hedgerow.rpc.trace_export import TracingConfig
 from hedgerow.rpc.trace_interceptor import TraceInterceptor
+from hedgerow.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 
 # Handlers that ignore their cancellation may take this long after the grace before the process gives up on them.
 STUBBORN = 5.0
@@ -43,7 +46,8 @@ class ServerConfig(TlsConfig, TracingConfig):
 
     listen: str = field(default="127.0.0.1:0", metadata={"help": "address of the service; port 0 takes a free one"})
     admin_listen: str = field(
-        default="127.0.0.1:0", metadata={"help": "address of health, reflection and channelz; port 0 takes a free one"}
+        default="127.0.0.1:0",
+        metadata={"help": "address of health, status and reflection; port 0 takes a free one"},
     )
     grace: float = field(
         default=10.0, metadata={"min": 0, "max": 3600, "help": "seconds that calls in flight have after SIGTERM"}
@@ -78,7 +82,8 @@ async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: 
     for server in (public, admin):
         server.add_generic_rpc_handlers((health.handler(),))
     names = (*health.services, HEALTH_SERVICE)
-    reflection.add_reflection(admin, names)
+    add_AdminServiceServicer_to_server(Admin(name, health), admin)  # type: ignore[no-untyped-call]
+    reflection.add_reflection(admin, (*names, ADMIN_SERVICE))
     reflection.add_channelz(admin)
     if config.public_reflection:
         reflection.add_reflection(public, names)

@@ -182,6 +182,17 @@ def watch(name: str, text: str, read: _Read, label: str = "", *, goes_down: bool
     _watched.reads[name] = (GaugeMetricFamily if goes_down else CounterMetricFamily, text, label, read)
 
 
+def numbers() -> dict[str, float]:
+    """Every series of ours as it is now, by `name` or `name{label="value"}`; of histograms, count and sum."""
+    found: dict[str, float] = {}
+    for family in REGISTRY.collect():
+        for sample in family.samples:
+            if sample.name.startswith("hedgerow_") and not sample.name.endswith("_bucket"):
+                labels = ",".join(f'{label}="{value}"' for label, value in sample.labels.items())
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
+    return found
+
+
 def value(name: str, **labels: str) -> float:
     """What a look would show of one series; 0 where it is not there. For tests and logs."""
     return REGISTRY.get_sample_value(name, labels) or 0.0

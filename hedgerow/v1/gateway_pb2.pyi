@@ -177,6 +177,48 @@ class ResumeResponse(_message.Message):
     event: SessionEvent
     def __init__(self, event: _Optional[_Union[SessionEvent, _Mapping]] = ...) -> None: ...
 
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("limit", "cursor")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    cursor: str
+    def __init__(self, limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class RunningSession(_message.Message):
+    __slots__ = ("session_id", "model", "prompt_tokens", "token_count", "max_tokens", "created_unix_ms", "deadline_unix_ms", "mode", "readers", "uncommitted_tokens", "detach")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
+    UNCOMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    model: str
+    prompt_tokens: int
+    token_count: int
+    max_tokens: int
+    created_unix_ms: int
+    deadline_unix_ms: int
+    mode: _common_pb2.ExecutionMode
+    readers: int
+    uncommitted_tokens: int
+    detach: bool
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., token_count: _Optional[int] = ..., max_tokens: _Optional[int] = ..., created_unix_ms: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ..., readers: _Optional[int] = ..., uncommitted_tokens: _Optional[int] = ..., detach: bool = ...) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("sessions", "cursor")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[RunningSession]
+    cursor: str
+    def __init__(self, sessions: _Optional[_Iterable[_Union[RunningSession, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
 class CancelRequest(_message.Message):
     __slots__ = ("session_id",)
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]

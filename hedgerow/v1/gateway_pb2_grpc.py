@@ -60,6 +60,11 @@ class GatewayServiceStub(object):
                 request_serializer=hedgerow_dot_v1_dot_gateway__pb2.DeleteSessionRequest.SerializeToString,
                 response_deserializer=hedgerow_dot_v1_dot_gateway__pb2.DeleteSessionResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/hedgerow.v1.GatewayService/ListSessions',
+                request_serializer=hedgerow_dot_v1_dot_gateway__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=hedgerow_dot_v1_dot_gateway__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/hedgerow.v1.GatewayService/ListModels',
                 request_serializer=hedgerow_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
@@ -112,6 +117,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSessions(self, request, context):
+        """Sessions of the caller's tenant that run on this gateway, in the order of their ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models behind this gateway.
         """
@@ -153,6 +165,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.DeleteSession,
                     request_deserializer=hedgerow_dot_v1_dot_gateway__pb2.DeleteSessionRequest.FromString,
                     response_serializer=hedgerow_dot_v1_dot_gateway__pb2.DeleteSessionResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=hedgerow_dot_v1_dot_gateway__pb2.ListSessionsRequest.FromString,
+                    response_serializer=hedgerow_dot_v1_dot_gateway__pb2.ListSessionsResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -301,6 +318,33 @@ class GatewayService(object):
             '/hedgerow.v1.GatewayService/DeleteSession',
             hedgerow_dot_v1_dot_gateway__pb2.DeleteSessionRequest.SerializeToString,
             hedgerow_dot_v1_dot_gateway__pb2.DeleteSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hedgerow.v1.GatewayService/ListSessions',
+            hedgerow_dot_v1_dot_gateway__pb2.ListSessionsRequest.SerializeToString,
+            hedgerow_dot_v1_dot_gateway__pb2.ListSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,4 +39,5 @@ async def _load(config: DrafterServiceConfig, servicer: DrafterServicer, health:
     servicer.loaded = Loaded(
         described, limits, partial(DrafterEngine, model, DrafterConfig(config.max_sequences, config.max_budget))
     )
+    health.facts["model"] = config.model_path.name
     health.report(MODEL, None)

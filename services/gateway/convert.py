@@ -16,6 +16,7 @@ from services.gateway import stream, types
 from services.gateway.fields import known, optional, row
 from services.gateway.outgoing import Told
 from services.gateway.position import Position
+from services.gateway.session import Session
 
 SCALARS = (
     "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "frequency_penalty",
@@ -122,6 +123,18 @@ def session(s: m.Stored) -> public.GetSessionResponse:
         digest=s.state.digest, sampling=sampling_pb(s.record.resolved),
         mode=number(s.record.mode if s.state.best_effort_from is None else types.Mode.BEST_EFFORT),
         fingerprint=fingerprint_pb(s.record.fingerprint),
+    )  # fmt: skip
+
+
+def running(s: Session) -> public.RunningSession:
+    """One session of a list."""
+    record = s.record
+    return public.RunningSession(
+        session_id=s.id, model=record.model, prompt_tokens=len(record.prompt), token_count=s.acked,
+        max_tokens=record.resolved.max_tokens or 0, created_unix_ms=record.created_unix_ms,
+        deadline_unix_ms=record.deadline_unix_ms, readers=len(s.readers), detach=record.detach,
+        mode=number(record.mode if s.best_effort_from is None else types.Mode.BEST_EFFORT),
+        uncommitted_tokens=len(s.tokens) - s.acked,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import grpc.aio
 from hedgerow.errors import InvalidRequest
 from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
-from services.gateway import convert, limits
+from services.gateway import convert, limits, listing
 from services.gateway.gateway import Gateway
 from services.gateway.metrics import Call, Calls
 from services.gateway.resolve import INLINE_BYTES
@@ -63,6 +63,12 @@ class GatewayServicer(GatewayServiceServicer):
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         """As the store has it."""
         return convert.session(await self._gateway.session(request.session_id, _tenant(context)))
+
+    async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
+        """Those of the caller's tenant that run here."""
+        sessions = self._gateway.table.sessions
+        found, cursor = listing.page(sessions, _tenant(context), request.limit, request.cursor)
+        return pb.ListSessionsResponse(sessions=map(convert.running, found), cursor=cursor)
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
         """A running one is cancelled first."""

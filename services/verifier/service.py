@@ -69,6 +69,7 @@ async def _work(
     watch_engine(group.engine.load)
     if peer is not None:
         watch_drafter(peer.counters, lambda: peer.connected)
+    health.facts |= {"model": config.model_name, "fingerprint": described.fingerprint.digest}
     servicer.loaded = Loaded(described, group.engine, steps.wake, steps.trouble, config.max_budget)
     others = [] if peer is None else [peer.run()]
     await asyncio.gather(_steps(steps, servicer), _drain(servicer, health, config.grace), *others)

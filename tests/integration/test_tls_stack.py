@@ -160,6 +160,16 @@ def test_the_command_line_over_tls(secured: Secured, tmp_path: Path) -> None:
         assert (ended.returncode, said in ended.stderr) == (status, True), ended.stderr
 
 
+def test_status_over_tls_with_a_certificate(secured: Secured) -> None:
+    mine = secured.files["gateway"]
+    shown = ("--tls-ca", mine.ca, "--tls-cert", mine.cert, "--tls-key", mine.key)
+    admin = [secured.stack.admin_address(name) for name in SERVICES]
+    command = [sys.executable, "-m", "hedgerow.cli", "status", *admin, *map(str, shown)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert [line.split()[2] for line in ended.stdout.splitlines()[1:]] == ["serving"] * 4
+
+
 async def test_no_secret_is_in_logs_metrics_errors_or_arguments(secured: Secured) -> None:
     """Planted: the Redis password, the tenants' secret, a private key. Errors that a client sees are made, too."""
     stack = secured.stack
