@@ -22,7 +22,7 @@ Bug = Callable[[Path], contextlib.AbstractContextManager[None]]
 @contextlib.contextmanager
 def _edited(folder: Path, name: str, *edits: tuple[str, str]) -> Iterator[None]:
     """The store's scripts, with a text in one of them replaced."""
-    copy = folder / "scripts"
+    copy = folder / "scripts"  # of the shipped ones
     shutil.copytree(scripts.FOLDER, copy)
     text = (copy / f"{name}.lua").read_text()
     for old, new in edits:
