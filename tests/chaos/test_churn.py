@@ -16,12 +16,12 @@ def test_a_few_hundred_random_clients_leave_nothing_behind(models: Models, tmp_p
     config = StackConfig(ROOT, models.target, tmp_path, drafter=models.drafter, budget=BUDGET, settings=SETTINGS)
     with Stack(config) as stack:
         try:
-            result = churn(stack, clients=400, seed=7, size=200, say=lambda text: None)
+            result = churn(stack, clients=240, seed=7, size=120, say=lambda text: None)
         except BaseException:
             print(*(f"{name}: {line}" for name in stack.services for line in stack.logs(name)[-15:]), sep="\n")
             raise
     assert not result["problems"], result
-    assert result["clients"] == 400
+    assert result["clients"] == 240
     for name, process in result["processes"].items():
         before, after = process["rss_mib"]
         assert after - before < 30, f"{name} grew from {before} to {after} MiB"
