@@ -31,6 +31,8 @@ OPTIONS = (
     # Despite its name this is how long a connection attempt may take.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A gateway that comes back under its name may have another address; by default that is asked twice a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Two clients of one process must not share a connection and its flow control.
     ("grpc.use_local_subchannel_pool", 1),
     # Whether to try again is decided above: a retry of the library's own would repeat a call with its outcome unknown.

@@ -1,17 +1,21 @@
-"""A client that leaves its session, and one that goes on with it later: processes for `lab exec`.
+"""A client that leaves its session, and one that goes on with it later. It runs in a pod, with the image's SDK alone:
 
-python -m tests.system.leaving ADDRESS            # reads some tokens, detaches, tells where it was as JSON
-python -m tests.system.leaving ADDRESS POSITION   # goes on from there to the end
-python -m tests.system.leaving ADDRESS --whole    # the same generation, undisturbed
+    python3 - ADDRESS            # reads some tokens, detaches, tells where it was as JSON
+    python3 - ADDRESS POSITION   # goes on from there to the end
+    python3 - ADDRESS --whole    # the same generation, undisturbed
+
+HEDGEROW_TLS_CA, where it is set, names the authorities of gateways that speak TLS.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+from pathlib import Path
 
-from hedgerow.client import AsyncClient
+from hedgerow.client import AsyncClient, Tls
 
 READ, TOKENS = 40, 600
 
@@ -19,7 +23,8 @@ READ, TOKENS = 40, 600
 async def main(address: str, what: str) -> None:
     """One line of JSON on standard output."""
     tokens: list[int] = []
-    async with AsyncClient(address) as client:
+    authorities = os.environ.get("HEDGEROW_TLS_CA")
+    async with AsyncClient(address, tls=Tls(ca=Path(authorities)) if authorities else None) as client:
         if what in ("", "--whole"):
             stream = client.generate("class Store:\n", max_tokens=TOKENS, temperature=0.8, seed=7, ignore_eos=True)
         else:

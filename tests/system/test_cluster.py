@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,19 +194,21 @@ def test_no_secret_is_in_logs_or_arguments(release: Cluster) -> None:
 
 
 def test_sessions_outlive_the_release(release: Cluster) -> None:
-    """Uninstalled and installed again with the data volume kept: a session goes on where its client left it."""
+    """Uninstalled and installed again with the data volume kept, now with TLS: a session goes on where it was left."""
+    source = (ROOT / "tests" / "system" / "leaving.py").read_text()
 
     def client(*words: str) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(
-            release.run("exec", sys.executable, "-m", "tests.system.leaving", release.address(), *words)
-        )
+        pod = release.pods("gateway")[0]["metadata"]["name"]
+        command = ["exec", "-i", pod, "--", "python3", "-", f"{RELEASE}-gateway:7411", *words]
+        told: dict[str, Any] = json.loads(release.kubectl(*command, given=source))
         return told
 
     whole, left = client("--whole"), client()
     release.helm("uninstall", RELEASE, "--wait", "--timeout=120s")
     ours = "app.kubernetes.io/name=hedgerow,app.kubernetes.io/component!=test"
     release.until(lambda: not release.get("pods", "-l", ours)["items"], 60, "no pod is left")
-    release.install()
+    release.install("--set", "tls.enabled=true")
     release.settle()
+    release.helm("test", RELEASE, "--timeout=120s")
     rest = client(json.dumps(left["position"]))
     assert left["tokens"] + rest["tokens"] == whole["tokens"]

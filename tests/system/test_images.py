@@ -8,9 +8,12 @@ import subprocess
 import tomllib
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from deploy.configuration import SERVICES
+from hedgerow.rpc.config import from_env
 from tests.system.cluster import Cluster
 from tests.system.tools import ROOT, tool
 
@@ -67,6 +70,19 @@ def test_the_base_is_pinned_and_nothing_runs_as_root() -> None:
         assert re.search(r"^USER 10001:10001$", stage, re.M), stage.splitlines()[0]
     assert "--require-hashes" in text
     assert ":latest" not in text
+
+
+def test_compose_gives_each_service_what_it_accepts() -> None:
+    compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    of_images = dict(re.findall(r"(HEDGEROW_\w+)=(\S+)", (DOCKER / "Dockerfile").read_text()))
+    assert set(of_images) == {"HEDGEROW_LISTEN", "HEDGEROW_ADMIN_LISTEN", "HEDGEROW_METRICS_ADDRESS"}
+    seen = set()
+    for name, service in compose["services"].items():
+        if service.get("command", [""])[0] == f"services.{name}":
+            given = {key: re.sub(r"\$\{[^}]*\}", "", value) for key, value in service["environment"].items()}
+            from_env(SERVICES[name], of_images | given)
+            seen.add(name)
+    assert seen == set(SERVICES)
 
 
 def test_compose_names_no_moving_tag() -> None:
