@@ -165,7 +165,8 @@ class VerifierEngine:
                 verify_ns = time.perf_counter_ns() - forward_begun
                 self._accept(plan, parts, logits, features)
         except Exception as error:
-            log.exception("step %d failed: every running sequence ends with an error", plan.step_id)
+            fields = {"step": plan.step_id, "sequences": len(plan.works)}
+            log.exception("a step failed: every running sequence ends with an error", extra={"fields": fields})
             self._fail(error)
         self._catch_up()
         updates, self._updates = self._updates, []
@@ -235,7 +236,8 @@ class VerifierEngine:
             self._updates.append(adopt.refusal(held, sequence.pair))
             if (why := adopt.mismatch(held, start)) is None:
                 return self._adopt(held, sequence)
-            log.error("session %s is attached with other %s than it has here: it is computed again", session_id, why)
+            fields = {"session": session_id, "differs": why}
+            log.error("attached with another text than it has here: computed again", extra={"fields": fields})
             held.finish = Finish.ERROR
             self._release(held)
         elif ended is not None and adopt.mismatch(ended, start) is None:

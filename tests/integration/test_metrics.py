@@ -26,7 +26,7 @@ from tests.stack import ROOT, Models
 
 SAMPLING = common_pb2.SamplingParams(temperature=1, seed=5, max_tokens=40, ignore_eos=True)
 # labels whose values the program decides
-LABELS = {"finish", "reason", "outcome", "status", "method", "what", "le"}
+LABELS = {"finish", "reason", "outcome", "status", "method", "what", "node", "le"}
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 STANDARD = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 
@@ -108,7 +108,11 @@ async def test_verifier_and_drafter_count_steps_tokens_trees_and_attachments(ver
     assert did[f'{v}_ends_total{{finish="length"}}'] == 5
     assert (did[f"{v}_rebuilds_total"], did[f"{v}_adoptions_total"]) == (1, 0)
     assert did[f"{v}_batch_sequences_sum"] >= did[f"{v}_batch_sequences_count"] > 0
-    assert did[f"{v}_accepted_nodes_count"] > 20
+    assert did[f"{v}_accepted_nodes_count"] == did[f"{v}_tree_nodes_count"] > 20
+    assert did[f"{v}_tree_budget_count"] == did[f"{v}_batch_sequences_sum"]
+    assert did[f"{v}_queue_seconds_count"] == 5
+    assert did[f"{v}_accept_seconds_count"] == did[f"{v}_steps_total"]
+    assert (did[f"{v}_prompt_tokens_total"], did[f"{v}_cached_prompt_tokens_total"]) == (15, 0)
     assert did[f'{v}_drafts_total{{outcome="answered"}}'] > 20
     trees = moved(drafted, await look(ports[0]))
     check_names(trees, "drafter")
@@ -144,13 +148,15 @@ async def test_the_kvstore_counts_appends_by_answer(ports: list[int], tmp_path_f
             await gateway.append(one.entry(log, 9, 12))
             await gateway.append(two.entry(log, 7, 8, lease=common_pb2.Lease(epoch=1, owner=b"o" * 16)))
             did = moved(before, await look(ports[2]))
+            redis_at = redis.url.rpartition("@")[2].removeprefix("redis://").partition("/")[0]
     check_names(did, "kvstore")
     k = "hedgerow_kvstore"
     assert (did[f"{k}_append_seconds_count"], did[f"{k}_append_entries_sum"]) == (3, 4)
     statuses = {status: did[f'{k}_appends_total{{status="{status}"}}'] for status in ("ok", "gap", "fenced", "gone")}
     assert statuses == {"ok": 2, "gap": 1, "fenced": 1, "gone": 0}
     assert did[f"{k}_tokens_total"] == 12
-    assert did[f"{k}_redis_exchanges_total"] >= 3
+    assert did[f"{k}_redis_exchanges_total"] >= did[f"{k}_redis_seconds_count"] >= 3
+    assert did[f'{k}_redis_memory_bytes{{node="{redis_at}"}}'] >= 0
     assert (did[f"{k}_redis_silences_total"], did[f"{k}_redis_shortfalls_total"]) == (0, 0)
 
 
@@ -176,6 +182,9 @@ async def test_a_gateway_counts_calls_by_outcome_and_its_failovers(
     assert did[f'{g}_calls_total{{method="resume",outcome="session_unknown"}}'] == 1
     assert did[f'{g}_tokens_total{{method="generate"}}'] == len(tokens) == 3000
     assert did[f'{g}_first_token_seconds_count{{method="generate"}}'] == 1
+    assert did[f'{g}_token_seconds_count{{method="generate"}}'] == 1
+    assert did[f'{g}_token_seconds_sum{{method="generate"}}'] < did[f'{g}_call_seconds_sum{{method="generate"}}']
+    assert did[f"{g}_commit_seconds_count"] > 10
     assert (did[f"{g}_failed_over_total"], did[f"{g}_attached_total"] >= 2) == (1, True)
     assert did[f"{g}_fenced_total"] == did[f"{g}_repairs_total"] == 0
 
