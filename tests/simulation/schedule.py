@@ -69,8 +69,9 @@ def run_schedule(seed: int, settings: Settings = Settings()) -> Outcome:  # noqa
             except Restless as restless:
                 checker.fail(str(restless))
                 outcome = _outcome(seed, world, checker, ())
-            world.loop.callbacks = 0
-            world.loop.end(world.all)
+            finally:
+                world.loop.callbacks = 0
+                world.loop.end(world.all)
     finally:
         logging.disable(logging.NOTSET)
         logging.getLogger().removeHandler(handler)
