@@ -1,4 +1,5 @@
-"""Writes the chart's values.schema.json and README.md from values.yaml and from the services' configuration classes.
+"""Writes the chart's values.schema.json and README.md from values.yaml and from the services' configuration classes,
+and copies what the chart shares with others into its folder files/, the only place that Helm reads from.
 
     .venv/bin/python deploy/k8s/generate.py          # --check compares and says what is stale
 
@@ -30,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from deploy.configuration import SERVICES  # noqa: E402
 
 CHART = ROOT / "deploy" / "k8s" / "hedgerow"
+SHARED = ("redis.acl", "observability/rules.yaml", "observability/hedgerow.json")
 NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", Path: "string"}
 # What the chart sets by itself, or keeps in a Secret.
 OURS = {
@@ -153,7 +155,8 @@ def written() -> dict[Path, str]:
     """Every generated file."""
     found = list(keys((CHART / "values.yaml").read_text()))
     schema = json.dumps(values_schema(found), indent=1, ensure_ascii=False) + "\n"
-    return {CHART / "values.schema.json": schema, CHART / "README.md": readme(found)}
+    shared = {CHART / "files" / Path(name).name: (ROOT / "deploy" / name).read_text() for name in SHARED}
+    return {CHART / "values.schema.json": schema, CHART / "README.md": readme(found)} | shared
 
 
 def main() -> None:
@@ -161,6 +164,7 @@ def main() -> None:
     if "--check" in sys.argv and stale:
         sys.exit(f"chart: run deploy/k8s/generate.py: {', '.join(path.name for path in stale)} would change")
     for path in stale:
+        path.parent.mkdir(exist_ok=True)
         path.write_text(written()[path])
         print(f"chart: {path.relative_to(ROOT)}")
 

@@ -24,7 +24,7 @@ MATRIX: list[tuple[str, ...]] = [
     (),
     ("verifier.groups=3", "drafter.replicas=2", "tracing.endpoint=jaeger:4317"),
     ("verifier.kind=LeaderWorkerSet", "verifier.groups=2", "verifier.gpus=8"),
-    ("drafter.mode=colocated", "metrics.serviceMonitor.enabled=true"),
+    ("drafter.mode=colocated", "metrics.serviceMonitor.enabled=true", "metrics.dashboards=true"),
     ("drafter.mode=none",),
     EXTERNAL,
     ("secrets.existingSecret=mine",),

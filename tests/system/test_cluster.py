@@ -154,7 +154,7 @@ def test_a_node_is_drained_and_comes_back(release: Cluster) -> None:
 
 def test_an_upgrade_rolls_everything_and_a_rollback_too(release: Cluster) -> None:
     before = release.get("secret", f"{RELEASE}-secrets")["data"]
-    with release.streams() as streams:
+    with release.streams(16, 250) as streams:
         settings = "gateway.config.max_sessions=500,kvstore.config.max_entries=900,drafter.mode=colocated"
         release.install("--set", settings)
         release.settle()
