@@ -86,7 +86,7 @@ def start(service: str, config: TracingConfig) -> None:
     limits = SpanLimits(max_events=EVENTS, max_links=LINKS, max_attribute_length=MOST_CONTENT)
     _provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(config.trace_ratio)),
-        resource=Resource(_resource(service)),
+        resource=Resource.create(_resource(service)),
         span_limits=limits,
         shutdown_on_exit=False,
     )

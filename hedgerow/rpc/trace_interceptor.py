@@ -52,7 +52,7 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 raise
             finally:
                 code = _code(context, failed)
-                fault = code if failed is not None and code not in ("CANCELLED", "NOT_FOUND") else None
+                fault = code if code in tracing.FAULTS else None
                 tracing.end(span, fault, {"rpc.response.status_code": code})
 
         return grpc.unary_unary_rpc_method_handler(call, handler.request_deserializer, handler.response_serializer)

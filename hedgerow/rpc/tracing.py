@@ -23,7 +23,8 @@ Span = trace.Span
 Attribute = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, Attribute]
 KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
-NOTHING: Span = trace.INVALID_SPAN
+FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+"""gRPC codes that are a server's fault, as the conventions have it; the others are its client's."""
 
 _TRACER = trace.get_tracer("hedgerow")  # a proxy: an SDK that is set up later is used from then on
 _FORMAT = TraceContextTextMapPropagator()

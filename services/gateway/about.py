@@ -13,8 +13,6 @@ from hedgerow.rpc.status import code_of
 from services.gateway.session import Session
 from services.gateway.types import Chat, Finish, Generation
 
-# What is the server's fault, as the conventions have it; the others are the client's.
-FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 MOST_CONTENT = 1 << 16  # characters
 SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 
@@ -90,7 +88,7 @@ class Told:
         if self._takes:
             self._span.set_attributes(about)
         if isinstance(error, Exception) or late:
-            return kind if code in FAULTS or late else None
+            return kind if code in tracing.FAULTS or late else None
         return None
 
 

@@ -1,0 +1,211 @@
+"""What tracing costs: the same stack, and calls that are traced in turns with calls that are not.
+
+    python -m bench.tracing [--pairs 40] [--sessions 8] [--tokens 128]
+
+Every service has a collector: one that only counts, in a process that gives way to all others. Whether a call is traced
+is in its traceparent, so two rounds of a pair meet the same processes within seconds of each other, in an order that
+changes from pair to pair: what else happens on the machine hits both. All calls traced against none, every hundredth
+against none, and none against none, which shows what the measurement itself is worth.
+
+A figure is a ratio, traced over untraced: tokens a second on the wall clock, and CPU seconds of all services a token,
+which other users of the machine change less. Median over the pairs, with the middle half. The last lines are the cost
+of a request's spans alone, in this process. Results go to bench/results/tracing.json with commit and machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import time
+from concurrent import futures
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import grpc
+import psutil
+from opentelemetry import trace
+
+from bench.subjects import machine
+from hedgerow.cli.ports import free_ports
+from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
+from hedgerow.client import AsyncClient
+
+RESULTS = Path("bench/results/tracing.json")
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+ROOT = find_checkout()
+SERVICES = ("kvstore", "drafter", "verifier", "gateway")
+SHARES = {"all": 1.0, "1 in 100": 0.01, "none": 0.0}
+
+
+class Sink(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
+    """Takes every batch and keeps its size."""
+
+    def __init__(self, taken: Any) -> None:
+        self._taken = taken
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """The collector's one method."""
+        if call.method != EXPORT:
+            return None
+        return grpc.unary_unary_rpc_method_handler(self._export)
+
+    def _export(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._taken.get_lock():
+            self._taken.value += len(request)
+        return b""
+
+
+def collect(port: int, taken: Any) -> None:
+    """A process: the collector."""
+    os.nice(19)
+    server = grpc.server(futures.ThreadPoolExecutor(2), handlers=[Sink(taken)])
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    server.wait_for_termination()
+
+
+def cpu(stack: Stack) -> float:
+    """Seconds of all services so far."""
+    spent = [psutil.Process(stack.pid(name)).cpu_times() for name in SERVICES]
+    return sum(each.user + each.system for each in spent)
+
+
+async def call(client: AsyncClient, seed: int, tokens: int, *, traced: bool) -> int:
+    """One generation, under a caller's context that decides; its tokens."""
+    flags = trace.TraceFlags(int(traced))
+    here = trace.SpanContext(
+        random.getrandbits(128) | 1, random.getrandbits(64) | 1, is_remote=False, trace_flags=flags
+    )
+    with trace.use_span(trace.NonRecordingSpan(here)):
+        stream = client.generate("def main(", max_tokens=tokens, ignore_eos=True, seed=seed, temperature=0.8)
+    return len((await stream.result()).tokens)
+
+
+class Rounds:
+    """Rounds of calls on one stack; of the calls of all rounds with a share, that share is traced."""
+
+    def __init__(self, stack: Stack, client: AsyncClient, given: argparse.Namespace) -> None:
+        self._stack, self._client, self._given = stack, client, given
+        self._owed: dict[float, float] = {}
+
+    def _is_traced(self, share: float) -> bool:
+        owed = self._owed.get(share, 0.0) + share
+        self._owed[share] = owed - (owed >= 1)
+        return owed >= 1
+
+    async def run(self, share: float, seed: int) -> tuple[float, float]:
+        """Tokens a second, and CPU seconds a token. Equal seeds give equal tokens."""
+        begun, spent = time.perf_counter(), cpu(self._stack)
+        calls = [
+            call(self._client, seed + n, self._given.tokens, traced=self._is_traced(share))
+            for n in range(self._given.sessions)
+        ]
+        made = sum(await asyncio.gather(*calls))
+        seconds = time.perf_counter() - begun
+        await asyncio.sleep(1.2)  # what is sent behind the calls belongs to them
+        return made / seconds, (cpu(self._stack) - spent) / made
+
+
+async def measure(stack: Stack, given: argparse.Namespace) -> dict[str, Any]:
+    """Ratios by share of traced calls."""
+    ratios: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in SHARES}
+    async with AsyncClient(stack.address("gateway")) as client:
+        rounds = Rounds(stack, client, given)
+        for n in range(3):
+            await rounds.run(1.0, n)
+        for pair in range(given.pairs):
+            for name, share in SHARES.items():
+                seed = given.sessions * (pair + 1)
+                done = [await rounds.run(each, seed) for each in ((share, 0.0) if pair % 2 else (0.0, share))]
+                on, off = done if pair % 2 else done[::-1]
+                ratios[name][0].append(on[0] / off[0])
+                ratios[name][1].append(on[1] / off[1])
+            print(f"pair {pair + 1}: " + "; ".join(line(name, both) for name, both in ratios.items()), flush=True)
+    return {name: {"throughput": spread(both[0]), "cpu_per_token": spread(both[1])} for name, both in ratios.items()}
+
+
+def line(name: str, both: tuple[list[float], list[float]]) -> str:
+    """For who watches."""
+    return f"{name}: throughput x{statistics.median(both[0]):.3f}, CPU x{statistics.median(both[1]):.3f}"
+
+
+def spread(ratios: list[float]) -> dict[str, float]:
+    """Median, and the middle half."""
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"median": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
+
+
+def alone(traced: bool, steps: int = 60) -> float:
+    """Microseconds of one request's spans in the gateway, without a wire: what it adds to the event loop."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+    from hedgerow.rpc import tracing
+    from services.gateway.messages import Timings
+    from services.gateway.session import Options
+    from services.gateway.spans import Spans
+    from services.gateway.types import Finish, Trace
+    from tests.unit.gateway_peers import Bench, record, update
+
+    tracing._TRACER = TracerProvider(sampler=ParentBased(TraceIdRatioBased(1.0))).get_tracer("bench")
+
+    def request(spans: Spans | None) -> None:
+        bench = Bench(watcher=spans)
+        options = Options()
+        if spans is not None:
+            _, told = spans.begin("x/Generate", Trace(f"00-{1:032x}-{2:016x}-0{int(traced)}", ""))
+            options = Options(trace=told)
+        session = bench.begin(record(max_tokens=4 * steps), options)
+        for n in range(steps):
+            step = update(session, [1, 2, 3, 4])
+            bench.step(step if n < steps - 1 else step._replace(finish=Finish.LENGTH, timings=Timings(queue_ns=1)))
+            bench.acknowledge()
+        if spans is not None:
+            spans.ended(options.trace, None)
+
+    best = [float("inf"), float("inf")]
+    for _ in range(100):  # in turns, on this thread's own clock
+        for at, spans in enumerate((Spans(), None)):
+            begun = time.thread_time()
+            for _ in range(5):
+                request(spans)
+            best[at] = min(best[at], (time.thread_time() - begun) / 5)
+    return round(1e6 * (best[0] - best[1]), 1)
+
+
+def main() -> None:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(description="What tracing costs.")
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--sessions", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128)
+    given = parser.parse_args()
+    port = next(free_ports(1))
+    context = multiprocessing.get_context("spawn")
+    taken = context.Value("q", 0)
+    collector = context.Process(target=collect, args=(port, taken), daemon=True)
+    collector.start()
+    model, drafter = ROOT / "models" / "sapling", ROOT / "models" / "sapling-dflash"
+    settings = {name: {"OTLP_ENDPOINT": f"127.0.0.1:{port}"} for name in SERVICES}
+    data = TemporaryDirectory()
+    with data, Stack(StackConfig(ROOT, model, Path(data.name), drafter=drafter, settings=settings)) as stack:
+        ratios = asyncio.run(measure(stack, given))
+    spans = {"traced_us": alone(True), "untraced_us": alone(False)}
+    result = {
+        "machine": machine(), "pairs": given.pairs, "sessions": given.sessions, "tokens": given.tokens,
+        "traced_against_untraced": ratios, "spans_of_a_request_of_60_steps": spans, "bytes_taken": taken.value,
+    }  # fmt: skip
+    assert taken.value > 0, "the collector took nothing"
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    collector.terminate()
+
+
+if __name__ == "__main__":
+    main()
