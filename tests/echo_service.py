@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +34,8 @@ class EchoConfig(ServerConfig):
 
 async def obey(order: bytes) -> bytes:
     """Echo, fail or wait."""
+    if order in (b"stubborn", b"block"):
+        print("arrived", file=sys.stderr, flush=True)
     if order == b"invalid":
         raise errors.InvalidRequest("top_p", 1.5, "in (0, 1]")
     if order == b"overloaded":
@@ -39,6 +44,12 @@ async def obey(order: bytes) -> bytes:
         raise KeyError("the password is hunter2")
     if order == b"cancelled":
         raise asyncio.CancelledError
+    if order == b"stubborn":
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+    if order == b"block":
+        time.sleep(60)  # noqa: ASYNC251  the event loop hangs
     if order.startswith(b"wait "):
         await asyncio.sleep(float(order.split()[1]))
     return order

@@ -29,8 +29,7 @@ from hedgerow.errors import InvalidRequest, Unavailable
 START_ORDER = (("kvstore", "drafter", "verifier"), ("gateway",))
 STOP_ORDER = (("gateway",), ("verifier", "drafter", "kvstore"))
 
-# Seconds beyond the grace until a service is killed: calls that ignore their end have 5 (rpc.server.STUBBORN), a
-# gateway's last appends 2, and the machine may be busy.
+# Seconds beyond the grace until a service is killed. It ends itself within its grace; the machine may be busy.
 PATIENCE = 10.0
 
 # gRPC's older poller: its event engine costs every hop two more wake-ups of a thread. Measured on two cores, from a

@@ -14,12 +14,13 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import grpc.aio
 
 from hedgerow.certificates import Watched
-from hedgerow.rpc import reflection, tls, trace_export
+from hedgerow.rpc import ending, reflection, tls, trace_export
 from hedgerow.rpc.admin import SERVICE as ADMIN_SERVICE
 from hedgerow.rpc.admin import Admin
 from hedgerow.rpc.channel import MESSAGE_LIMIT, MIB
@@ -34,8 +35,6 @@ from hedgerow.rpc.trace_export import TracingConfig
 from hedgerow.rpc.trace_interceptor import TraceInterceptor
 from hedgerow.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 
-# Handlers that ignore their cancellation may take this long after the grace before the process gives up on them.
-STUBBORN = 5.0
 FIRST_REMINDER, REMINDER = 1.0, 10.0  # seconds without readiness until the log says why
 log = get_log(__name__)
 
@@ -50,7 +49,12 @@ class ServerConfig(TlsConfig, TracingConfig):
         metadata={"help": "address of health, status and reflection; port 0 takes a free one"},
     )
     grace: float = field(
-        default=10.0, metadata={"min": 0, "max": 3600, "help": "seconds that calls in flight have after SIGTERM"}
+        default=10.0,
+        metadata={
+            "min": 0,
+            "max": 3600,
+            "help": "seconds from SIGTERM to the end, at most; calls have two thirds of it, or all but 2",
+        },
     )
     log_level: str = field(default="info", metadata={"choices": LEVELS, "help": "least severe event that is logged"})
     log_format: str = field(default="text", metadata={"choices": FORMS, "help": "lines of key=value, or of JSON"})
@@ -71,11 +75,11 @@ async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: 
     """Run a service until SIGTERM or SIGINT; returns when it has drained.
 
     Prints `ready <name> <port> admin=<port>` on stdout at the first SERVING. From the signal on: NOT_SERVING,
-    `health.draining` set, no new calls, `config.grace` seconds for those in flight, then they are cancelled. A second
-    signal ends the process at once. Raises ConfigError where a port cannot be bound. Metrics are served from the start
-    to the end of the drain.
+    `health.draining` set, no new calls; those in flight are cancelled `ending.calls_until(config.grace)` seconds later,
+    and after `config.grace` the process ends, whatever hangs. A second signal ends it at once. Raises ConfigError where
+    a port cannot be bound, or a file for TLS is wrong. Metrics are served from the start to the end of the drain.
     """
-    stopping = _catch_signals()
+    stopping = _catch_signals(config.grace)
     trace_export.start(name, config)
     public, admin = _new_server(config, TraceInterceptor(owns=name == "gateway")), _new_server(config)
     register(public)
@@ -106,18 +110,17 @@ async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: 
         await metrics.stop()
 
 
-def _catch_signals() -> asyncio.Event:
+def _catch_signals(grace: float) -> asyncio.Event:
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
 
-    def stop() -> None:
-        # The second signal gets the default action, which works even where the loop hangs.
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_DFL)
-        stopping.set()
+    def stop(number: int, frame: FrameType | None) -> None:
+        # No handler of the loop's: the end of the grace, and a second signal, must count where the loop hangs.
+        ending.at_once(ending.STOP)
+        ending.within(grace)
+        loop.call_soon_threadsafe(stopping.set)
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, stop)
+    for each in ending.STOP:
+        signal.signal(each, stop)
     return stopping
 
 
@@ -137,10 +140,12 @@ async def _announce(line: str, health: Health) -> None:
 async def _drain(public: grpc.aio.Server, admin: grpc.aio.Server, grace: float, health: Health) -> None:
     log.info("draining", grace=grace)
     health.drain()  # before anything closes, so that balancers and watchers know first
+    cancelled = ending.calls_until(grace)
+    patience = (grace + cancelled) / 2  # for handlers that ignore their cancellation
     try:
-        await asyncio.wait_for(public.stop(grace), grace + STUBBORN)
+        await asyncio.wait_for(public.stop(cancelled), patience)
     except TimeoutError:
-        log.warning("calls did not end when cancelled", waited=grace + STUBBORN)
+        log.warning("calls did not end when cancelled", waited=patience)
     await admin.stop(0)  # last: an operator may look at a drain that takes long
     await health.stop()
     log.info("stopped")

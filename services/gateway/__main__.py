@@ -14,6 +14,7 @@ from functools import partial
 
 from hedgerow.certificates import Watched
 from hedgerow.errors import HedgerowError, InvalidRequest
+from hedgerow.rpc import ending
 from hedgerow.rpc.config import from_env_or_exit
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log, set_up_logging
@@ -30,8 +31,8 @@ from services.gateway.store_peer import StorePeer
 from services.gateway.tokenizer import Tokenizer
 
 NOT_REACHED = "not reached yet"
-LAST_APPENDS = 2.0  # seconds for the ends of what the drain cancelled
-RELEASE = 1.0  # seconds before the end of the grace, half of it at most, at which sessions are released
+LAST_APPENDS = 1 / 3  # of what the grace leaves for last words: for the ends of what the drain cancelled
+RELEASE = 1.0  # seconds before calls are cancelled, half of their time at most, at which sessions are released
 log = get_log(__name__)
 
 
@@ -55,7 +56,7 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
         try:
             servicer = GatewayServicer(gateway, Calls(gateway.spans, content=config.trace_content))
             await serve("gateway", servicer.register, config, health)
-            await gateway.drained(LAST_APPENDS)
+            await gateway.drained((config.grace - ending.calls_until(config.grace)) * LAST_APPENDS)
         finally:
             gateway.spans.sweep(0.0)
             releasing.cancel()
@@ -71,7 +72,8 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
 async def release(gateway: Gateway, health: Health, grace: float) -> None:
     """Shortly before a drain cancels the calls that are left, give up what runs: so they end with a hint to resume."""
     await health.draining.wait()
-    await asyncio.sleep(max(0.0, grace - min(RELEASE, grace / 2)))
+    cancelled = ending.calls_until(grace)
+    await asyncio.sleep(max(0.0, cancelled - min(RELEASE, cancelled / 2)))
     gateway.release()
 
 
@@ -95,6 +97,7 @@ def open_verifiers(
 
 def main() -> None:
     """Read the configuration and serve."""
+    ending.from_the_start()
     config = from_env_or_exit(GatewayConfig, os.environ)
     set_up_logging("gateway", config.log_level, config.log_format)
     try:

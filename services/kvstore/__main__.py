@@ -2,6 +2,7 @@
 
 import os
 
+from hedgerow.rpc import ending
 from hedgerow.rpc.config import from_env_or_exit
 from hedgerow.rpc.logs import set_up_logging
 from hedgerow.rpc.work import run_service
@@ -9,6 +10,7 @@ from services.kvstore.config import KvStoreConfig
 from services.kvstore.service import run
 
 if __name__ == "__main__":
+    ending.from_the_start()
     config = from_env_or_exit(KvStoreConfig, os.environ)
     set_up_logging("kvstore", config.log_level, config.log_format)
     run_service(run(config))

@@ -3,6 +3,7 @@
 import os
 
 from hedgerow.model.blas import pin_blas
+from hedgerow.rpc import ending
 from hedgerow.rpc.config import from_env_or_exit
 from hedgerow.rpc.logs import set_up_logging
 from hedgerow.rpc.work import run_service
@@ -11,6 +12,7 @@ from services.verifier.config import VerifierServiceConfig
 
 def main() -> None:
     """Fixes what torch reads from the environment when it loads, and only then loads it."""
+    ending.from_the_start()
     config = from_env_or_exit(VerifierServiceConfig, os.environ)
     set_up_logging("verifier", config.log_level, config.log_format)
     pin_blas(os.environ)

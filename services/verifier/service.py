@@ -15,6 +15,7 @@ from hedgerow.errors import HedgerowError, Internal
 from hedgerow.model.interface import Target as Model
 from hedgerow.model.loader import load_embedding_and_head
 from hedgerow.model.select import Engine, load_target
+from hedgerow.rpc.ending import calls_until
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import serve
@@ -90,7 +91,8 @@ async def _drain(servicer: VerifierServicer, health: Health, grace: float) -> No
     """Streams end before the server cancels their calls: an end with a status is no failure to whoever reads it."""
     await health.draining.wait()
     servicer.drain()
-    await asyncio.sleep(max(grace / 2, grace - LAST_WORDS))
+    cancelled = calls_until(grace)
+    await asyncio.sleep(max(cancelled / 2, cancelled - LAST_WORDS))
     servicer.leave()
 
 
