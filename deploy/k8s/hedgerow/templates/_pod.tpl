@@ -149,7 +149,7 @@ readinessProbe:
 
 {{- define "hedgerow.volumeMounts" -}}
 - {name: tmp, mountPath: /tmp}
-{{- if ne .root.Values.weights.source "bundled" }}
+{{- if and (ne .root.Values.weights.source "bundled") (ne .component "kvstore") }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
 {{- if .root.Values.tls.enabled }}
@@ -160,7 +160,8 @@ readinessProbe:
 {{- define "hedgerow.volumes" -}}
 - name: tmp
   emptyDir: {sizeLimit: {{ ternary "4Gi" "64Mi" (gt (int (default 0 (index .root.Values .component).gpus)) 0) }}}
-{{- if eq .root.Values.weights.source "pvc" }}
+{{- if eq .component "kvstore" }}
+{{- else if eq .root.Values.weights.source "pvc" }}
 - name: models
   persistentVolumeClaim:
     claimName: {{ required "weights.claimName: the claim that holds the weights" .root.Values.weights.claimName }}
