@@ -2,19 +2,25 @@
 
 python -m hedgerow.rpc.probe 127.0.0.1:7412          # exit 0: SERVING
 python -m hedgerow.rpc.probe 127.0.0.1:7412 --live   # exit 0: it answers, whatever it says
+python -m hedgerow.rpc.probe 127.0.0.1:7412 --wait 60 --tls-ca ca.crt --tls-cert tls.crt --tls-key tls.key
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 
 import grpc
 from grpc_health.v1 import health_pb2
 
+from hedgerow.certificates import Tls, read
+from hedgerow.errors import InvalidRequest
+from hedgerow.rpc.tls import explained
+
 CHECK = "/grpc.health.v1.Health/Check"
-PATIENCE = 5.0  # seconds
+PATIENCE, AGAIN = 5.0, 0.5  # seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,19 +29,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("address", help="host:port of its service or its admin server")
     parser.add_argument("--live", action="store_true", help="any answer will do: it loads, drains or waits for a peer")
     parser.add_argument("--timeout", type=float, default=PATIENCE, metavar="SECONDS", help=f"{PATIENCE:g} if not given")
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="ask again for so long until it is well"
+    )
+    for name in ("ca", "cert", "key"):
+        parser.add_argument(f"--tls-{name}", default="", metavar="FILE", help="PEM, for a port with TLS; empty: none")
     args = parser.parse_args(argv)
+    end = time.monotonic() + args.wait
+    while True:
+        well, said = _asked(args)
+        if well or time.monotonic() >= end:
+            print(said, file=sys.stdout if well else sys.stderr)
+            return 0 if well else 1
+        time.sleep(AGAIN)
+
+
+def _asked(args: argparse.Namespace) -> tuple[bool, str]:
+    """Whether it is well, and what it says."""
     try:
-        status = ask(args.address, args.timeout)
+        tls = Tls(args.tls_ca or None, args.tls_cert or None, args.tls_key or None)
+        status = ask(args.address, args.timeout, None if tls == Tls() else tls)
+    except InvalidRequest as wrong:
+        return False, f"--tls-{wrong}"
     except grpc.RpcError as error:
-        print(f"{args.address}: {error.code().name}: {error.details()}", file=sys.stderr)
-        return 1
-    print(f"{args.address}: {status}")
-    return 0 if args.live or status == "SERVING" else 1
+        return False, f"{args.address}: {error.code().name}: {explained(error.details() or '')}"
+    return args.live or status == "SERVING", f"{args.address}: {status}"
 
 
-def ask(address: str, timeout: float = PATIENCE) -> str:
-    """The status by its name. Raises grpc.RpcError."""
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+def ask(address: str, timeout: float = PATIENCE, tls: Tls | None = None) -> str:
+    """The status by its name. Raises grpc.RpcError, InvalidRequest where a file cannot be used."""
+    options = [("grpc.enable_http_proxy", 0)]
+    if tls is None:
+        opened = grpc.insecure_channel(address, options=options)
+    else:
+        pem = read(tls)
+        opened = grpc.secure_channel(address, grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert), options=options)
+    with opened as channel:
         check = channel.unary_unary(
             CHECK,
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,

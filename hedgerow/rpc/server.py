@@ -66,7 +66,9 @@ class ServerConfig(TlsConfig, TracingConfig):
     )
     metrics_address: str | None = field(
         default=None,
-        metadata={"help": "address at which GET /metrics answers Prometheus, host:port, plain HTTP; empty: nowhere"},
+        metadata={
+            "help": "host:port at which GET /metrics answers Prometheus; HTTPS as the admin port; empty: nowhere"
+        },
     )
     public_reflection: bool = field(default=False, metadata={"help": "reflection on the service's port too"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,13 @@ def test_grpcs_words_are_explained() -> None:
     assert "another certificate" in text("Secure read failed (Socket closed)")
     assert text("Connection refused") == ""
     assert hint("Socket closed") is None, "a connection that was made, and broke later"
+
+
+def test_the_documented_commands_make_files_that_are_taken(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "security.md").read_text()
+    commands = [line for line in page.splitlines() if line.startswith(("openssl ", "printf "))]
+    assert len(commands) == 4
+    Authority(tmp_path)  # skips where there is no openssl
+    done = subprocess.run(["sh", "-ec", "\n".join(commands)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read(Tls(tmp_path / "ca.crt", tmp_path / "tls.crt", tmp_path / "tls.key")).expires is not None
