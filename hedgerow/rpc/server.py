@@ -94,6 +94,8 @@ async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: 
     if config.public_reflection:
         reflection.add_reflection(public, names)
     files, _ = tls.own_files(config), tls.peer_files(config)  # what is wrong with either is said before anything loads
+    if files is not None:
+        tls.watch_expiry(files)
     inner = files if config.tls_admin else None
     port = _bind(public, "listen", config.listen, files, config)
     admin_port = _bind(admin, "admin_listen", config.admin_listen, inner, config)

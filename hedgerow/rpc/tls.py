@@ -21,9 +21,11 @@ import grpc
 
 from hedgerow.certificates import Pem, Tls, Watched, hint
 from hedgerow.errors import InvalidRequest
+from hedgerow.rpc import telemetry
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.logs import get_log
 
+EXPIRY = "hedgerow_tls_expiry_seconds"
 log = get_log(__name__)
 _authorities: dict[str, str] = {}  # per field of Tls: the variable and file that peers are called with
 
@@ -92,6 +94,12 @@ def explained(text: str) -> str:
     """gRPC's words for a connection that TLS did not let come about, and what they mean here."""
     meaning = hint(text)
     return text if meaning is None else f"{meaning.text} ({_authorities.get(meaning.field, 'no TLS here')}): {text}"
+
+
+def watch_expiry(files: Watched) -> None:
+    """Exports when the certificate that is in use now expires, so that somebody is woken before."""
+    what = "When the service's certificate expires, in Unix seconds."
+    telemetry.watch(EXPIRY, what, lambda: files.current()[1].expires or 0.0, goes_down=True)
 
 
 def server_credentials(files: Watched, client_certs: bool) -> grpc.ServerCredentials:

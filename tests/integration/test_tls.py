@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
 import urllib.error
@@ -171,7 +172,10 @@ def test_metrics_are_served_over_tls_and_follow_the_files(echo: Service, files: 
             text: str = answer.read().decode()
             return text
 
-    assert "process_cpu_seconds_total" in scrape(files.ca, files)
+    first = scrape(files.ca, files)
+    assert "process_cpu_seconds_total" in first
+    expiry = float(re.search(r"^hedgerow_tls_expiry_seconds (\S+)", first, re.MULTILINE)[1])  # type: ignore[index]
+    assert 29 < (expiry - time.time()) / 86400 < 31
     with pytest.raises((urllib.error.URLError, OSError)):
         scrape(files.ca, None)
     first_ca = files.ca.read_bytes()
