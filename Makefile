@@ -27,7 +27,7 @@ test: setup ## every test that runs without a GPU, and two minutes of exactness
 	@$(VENV)/python -m bench.exactness slice --seconds 120
 
 test-system: setup ## images, chart, and a cluster with streams in flight; what is not installed is skipped by name
-	@$(VENV)/python -m pytest -q -m system $(ARGS) tests/system
+	@$(VENV)/python -m pytest -q -m "system and not slow" $(ARGS) tests/system
 
 check: setup ## formatting, lint, types, import directions, protos, generated code
 	@$(VENV)/ruff format --check .
