@@ -177,7 +177,7 @@ CASES: Sequence[Case] = (
     Case("restart-redis", restart_redis),
     Case("stop-verifier", stop("verifier", 2 * PATIENCE + 2), slow=False),
     Case("stop-gateway", stop("gateway", WOKEN_AFTER)),
-    Case("stop-gateway-and-take-over", stop_gateway_and_take_over),
+    Case("stop-gateway-and-take-over", stop_gateway_and_take_over, raw=True),
     *(Case(f"cut-{hop}", cut(hop), slow=hop != "verifier") for hop in HOPS),
     *(Case(f"half-open-{hop}", half_open(hop)) for hop in HOPS),
     *(Case(f"silence-{hop}", silence(hop, 2 * LEASE)) for hop in HOPS),

@@ -43,6 +43,7 @@ class Case:
     tokens: int = 1200
     slow: bool = True  # not in `make test`
     slow_seconds: float = 0.0  # for which each reader stops reading, once, in mid-stream
+    raw: bool = False  # the fault knows the raw client only
 
     def length(self, batch: int) -> int:
         """Tokens of each stream."""
@@ -123,7 +124,7 @@ class References:
 async def repeat(cluster: Cluster, case: Case, repetition: int, known: References, kinds: tuple[str, ...]) -> Outcome:
     """One repetition, on a cluster at rest. Its number decides batch, sampling, client and the fault's choices."""
     batch, temperature = BATCHES[repetition % 2], TEMPERATURES[repetition // 2 % 2]
-    kind = kinds[repetition // 4 % len(kinds)]
+    kind = "raw" if case.raw else kinds[repetition // 4 % len(kinds)]
     draw = random.Random(f"{case.name} {repetition}")
     asks = [Ask(prompt, case.length(batch), temperature, 17, BUDGET) for prompt in PROMPTS[:batch]]
     must = await known.of(cluster, asks)
