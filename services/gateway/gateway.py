@@ -117,6 +117,7 @@ class Gateway:
             "leases": len(self._leases),
             "followed": len(self._resuming),
             "dropped": self.table.dropped,
+            "traces": self.spans.held,
             "tasks": len(asyncio.all_tasks()),
         }
 

@@ -34,6 +34,8 @@ def check_generate(request: Any, context_length: int) -> None:
     check_tokens("token_ids", len(request.token_ids.ids), context_length)
     check_chat(request, context_length)
     check_lists(request.sampling)
+    check_bytes("trace.traceparent", request.trace.traceparent, TRACEPARENT)
+    check_bytes("trace.tracestate", request.trace.tracestate, TRACESTATE)
 
 
 def check_tokens(field: str, count: int, context_length: int) -> None:

@@ -12,6 +12,7 @@ import grpc.aio
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.v1 import gateway_pb2 as pb
+from hedgerow.v1.common_pb2 import TraceContext
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from services.gateway import convert, limits, listing
 from services.gateway.gateway import Gateway
@@ -35,21 +36,21 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         """A call that breaks, or is left, closes the stream: that cancels the session unless it is detached."""
-        limits.check_generate(request, self._gateway.context_length)
-        asked = _owned(_traced(await _converted(convert.generation, request), context), context)
-        with self._calls.call("generate", asked.trace) as call:
+        with self._calls.call("generate", _trace(context, request.trace)) as call:
+            limits.check_generate(request, self._gateway.context_length)
+            asked = _owned(await _converted(convert.generation, request), context)
+            if call.trace.traceparent:
+                asked = dataclasses.replace(asked, trace=call.trace)
             call.asked(asked)
-            stream = await self._gateway.generate(
-                dataclasses.replace(asked, trace=call.trace), context.time_remaining()
-            )
+            stream = await self._gateway.generate(asked, context.time_remaining())
             async with aclosing(_events(stream, call, with_steps=asked.return_steps)) as events:
                 async for event in events:
                     yield pb.GenerateResponse(event=event)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> AsyncIterator[pb.ResumeResponse]:
         """As Generate, from where the client is."""
-        at, tenant = convert.position(request), _tenant(context)
         with self._calls.call("resume", _trace(context)) as call:
+            at, tenant = convert.position(request), _tenant(context)
             stream = await self._gateway.resume(request.session_id, tenant, at, call.trace, detach=request.detach)
             with_steps = stream.session.record.return_steps
             async with aclosing(_events(stream, call, with_steps=with_steps)) as events:
@@ -110,15 +111,10 @@ async def _converted(convert: Callable[[Request], Asked], request: Request) -> A
     return await asyncio.to_thread(convert, request)
 
 
-def _traced(asked: Generation, context: Context) -> Generation:
-    """The trace context of the metadata, where the message has none."""
-    if asked.trace.traceparent:
-        return asked
-    return dataclasses.replace(asked, trace=_trace(context))
-
-
-def _trace(context: Context) -> Trace:
-    """The trace context of the metadata; empty where there is none that is sound."""
+def _trace(context: Context, named: TraceContext | None = None) -> Trace:
+    """The trace context that the request names, else that of the metadata; empty where there is none that is sound."""
+    if named is not None and named.traceparent:
+        return Trace(*limits.known_trace(named.traceparent, named.tracestate))
     metadata = dict(context.invocation_metadata() or ())
     return Trace(*limits.known_trace(str(metadata.get("traceparent", "")), str(metadata.get("tracestate", ""))))
 

@@ -74,7 +74,7 @@ class Trace:
         return found[0]
 
     def faults(self) -> list[str]:
-        """What makes it no tree: a second root, an orphan, a child that is not within its parent."""
+        """What makes it no tree: a second root, an orphan, a child that is not within its parent (to a microsecond)."""
         by_id = {span.id: span for span in self.spans}
         roots = [span for span in self.spans if not span.parent]
         faults = [f"{len(by_id)} ids of {len(self.spans)} spans"] if len(by_id) != len(self.spans) else []
@@ -83,7 +83,7 @@ class Trace:
             parent = by_id.get(span.parent)
             if span.parent and parent is None:
                 faults.append(f"{span.service} {span.name} is an orphan")
-            elif parent and not parent.begin - 1 <= span.begin <= span.end <= parent.end + 1:  # rounded to microseconds
+            elif parent and not (parent.begin - 1 <= span.begin <= span.end <= parent.end + 1 or left(span, parent)):
                 late = span.end - parent.end
                 faults.append(f"{span.service} {span.name} ends {late} us after {parent.name}, or begins before")
         return faults
@@ -103,6 +103,11 @@ class Trace:
             if span.parent not in known:
                 show(span, 1)
         return "\n".join(lines)
+
+
+def left(span: Span, parent: Span) -> bool:
+    """Whether a caller went away: what it asked for then ends a moment after it."""
+    return parent.service == "caller" and span.tags.get("hedgerow.finish") != span.tags.get("hedgerow.outcome")
 
 
 class Jaeger:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -12,9 +13,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from hedgerow import errors
 from hedgerow.rpc import telemetry, tracing
+from hedgerow.v1 import common_pb2 as common
+from hedgerow.v1 import gateway_pb2 as pb
 from services.gateway.messages import End, Usage
 from services.gateway.metrics import COUNTED, LEFT, OUTCOMES, Calls, watch_sessions
 from services.gateway.ports import Counts
+from services.gateway.servicer import GatewayServicer
 from services.gateway.session import Session
 from services.gateway.stream import Chunk, Finished, Started
 from services.gateway.types import Finish, Mode, Trace
@@ -124,3 +128,49 @@ def test_what_sessions_count_is_exported_as_it_is() -> None:
     assert telemetry.value("hedgerow_gateway_failed_over_total") == 2
     assert telemetry.value("hedgerow_gateway_held", what="sessions") == 1
     assert COUNTED.keys() == vars(counts).keys(), "every number has its line of help"
+
+
+class NoVerifier:
+    """A gateway that cannot even say how long a prompt may be."""
+
+    @property
+    def context_length(self) -> int:
+        raise errors.Unavailable("verifier", "no stream to one that takes sessions is open")
+
+
+class NoContext:
+    """A call without metadata."""
+
+    def invocation_metadata(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("method", "outcome"), [("generate", "unavailable"), ("resume", "invalid_request")])
+async def test_what_is_refused_at_once_is_counted_and_has_a_span(
+    spans: InMemorySpanExporter, method: str, outcome: str
+) -> None:
+    """Calls without any verifier were in no counter and in no trace."""
+    before = calls(method, outcome)
+    servicer = GatewayServicer(NoVerifier())  # type: ignore[arg-type]
+    named = common.TraceContext(traceparent=TRACEPARENT)
+    answers: Any = servicer.Generate(pb.GenerateRequest(text="x", trace=named), NoContext())  # type: ignore[arg-type]
+    if method == "resume":
+        answers = servicer.Resume(pb.ResumeRequest(session_id="s"), TenantOf("t" * 200))  # type: ignore[arg-type]
+    with pytest.raises(errors.HedgerowError):
+        await anext(answers)
+    assert calls(method, outcome) == before + 1
+    (span,) = spans.get_finished_spans()
+    assert (span.attributes or {})["hedgerow.outcome"] == outcome
+    if method == "generate":
+        assert span.parent is not None
+        assert f"{span.parent.span_id:016x}" == TRACEPARENT.split("-")[2]
+
+
+class TenantOf:
+    """A call of a tenant."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("hedgerow-tenant", self._tenant),)
