@@ -21,8 +21,8 @@ up: ## start the stack on this machine and leave it running until Ctrl-C
 	@$(VENV)/python -m hedgerow.cli up
 
 test: setup ## every test that runs without a GPU, and two minutes of exactness
-	@echo "test: the suites, about 8 minutes on two cores"
-	@$(VENV)/python -m pytest -q -m "not gpu and not slow and not system" tests
+	@echo "test: the suites, about 9 minutes on two cores"
+	@$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "not gpu and not slow and not system" tests
 	@echo "test: a rotating slice of the exactness run, at most 2 minutes"
 	@$(VENV)/python -m bench.exactness slice --seconds 120
 

@@ -28,11 +28,15 @@ READ = 5
 
 @pytest.fixture(scope="module")
 def pair(tiny: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Two gateways before one verifier and one store; what is killed comes back."""
+    """Two gateways before one verifier and one store; what is killed comes back.
+
+    On torch: the compiled engine is through with a stream before its gateway can be killed.
+    """
     data = tmp_path_factory.mktemp("pair")
+    torch = {"ENGINE": "torch"}
     config = StackConfig(
         ROOT, tiny.target, data, drafter=tiny.drafter, budget=BUDGET, gateways=2, backoff=Backoff(0.2, 1.0, 3.0),
-        grace=0.5,
+        grace=0.5, settings={"verifier": torch, "drafter": torch},
     )  # fmt: skip
     with Stack(config) as running:
         yield running
