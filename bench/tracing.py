@@ -1,15 +1,15 @@
 """What tracing costs: the same stack, and calls that are traced in turns with calls that are not.
 
-    python -m bench.tracing [--pairs 40] [--sessions 8] [--tokens 128]
+    python -m bench.tracing [--turns 40] [--sessions 8] [--tokens 128]
 
 Every service has a collector: one that only counts, in a process that gives way to all others. Whether a call is traced
-is in its traceparent, so two rounds of a pair meet the same processes within seconds of each other, in an order that
-changes from pair to pair: what else happens on the machine hits both. All calls traced against none, every hundredth
-against none, and none against none, which shows what the measurement itself is worth.
+is in its traceparent, so all rounds meet the same processes. A turn is four rounds within some ten seconds, in an order
+drawn each time: all calls traced, every hundredth, and twice none. Figures are ratios within a turn, to the mean of its
+two untraced rounds; the one of these over the other shows what the measurement itself is worth.
 
-A figure is a ratio, traced over untraced: tokens a second on the wall clock, and CPU seconds of all services a token,
-which other users of the machine change less. Median over the pairs, with the middle half. The last lines are the cost
-of a request's spans alone, in this process. Results go to bench/results/tracing.json with commit and machine.
+Two ratios: tokens a second on the wall clock, and CPU seconds of all services a token, which other users of the machine
+change less. The median over the turns, with a bootstrapped 95 % interval. The last lines are the cost of a request's
+spans alone, in this process. Results go to bench/results/tracing.json with commit and machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RESULTS = Path("bench/results/tracing.json")
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 ROOT = find_checkout()
 SERVICES = ("kvstore", "drafter", "verifier", "gateway")
-SHARES = {"all": 1.0, "1 in 100": 0.01, "none": 0.0}
+SHARES = {"all": 1.0, "1 in 100": 0.01, "none": 0.0, "none again": 0.0}
 
 
 class Sink(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
@@ -114,20 +114,24 @@ class Rounds:
 
 async def measure(stack: Stack, given: argparse.Namespace) -> dict[str, Any]:
     """Ratios by share of traced calls."""
-    ratios: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in SHARES}
+    choose, spent = random.Random(0), list[float]()
+    ratios: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in list(SHARES)[:3]}
     async with AsyncClient(stack.address("gateway")) as client:
         rounds = Rounds(stack, client, given)
         for n in range(3):
             await rounds.run(1.0, n)
-        for pair in range(given.pairs):
-            for name, share in SHARES.items():
-                seed = given.sessions * (pair + 1)
-                done = [await rounds.run(each, seed) for each in ((share, 0.0) if pair % 2 else (0.0, share))]
-                on, off = done if pair % 2 else done[::-1]
-                ratios[name][0].append(on[0] / off[0])
-                ratios[name][1].append(on[1] / off[1])
-            print(f"pair {pair + 1}: " + "; ".join(line(name, both) for name, both in ratios.items()), flush=True)
-    return {name: {"throughput": spread(both[0]), "cpu_per_token": spread(both[1])} for name, both in ratios.items()}
+        for turn in range(1, given.turns + 1):
+            order = choose.sample(list(SHARES), len(SHARES))
+            done = {name: await rounds.run(SHARES[name], given.sessions * turn) for name in order}
+            for at in (0, 1):
+                base = (done["none"][at] + done["none again"][at]) / 2
+                for name in ("all", "1 in 100"):
+                    ratios[name][at].append(done[name][at] / base)
+                ratios["none"][at].append(done["none"][at] / done["none again"][at])
+            spent += [done["none"][1], done["none again"][1]]
+            print(f"turn {turn}: " + "; ".join(line(name, both) for name, both in ratios.items()), flush=True)
+    known = {name: {"throughput": spread(both[0]), "cpu_per_token": spread(both[1])} for name, both in ratios.items()}
+    return known | {"untraced_cpu_us_per_token": round(1e6 * statistics.median(spent), 1)}
 
 
 def line(name: str, both: tuple[list[float], list[float]]) -> str:
@@ -136,9 +140,14 @@ def line(name: str, both: tuple[list[float], list[float]]) -> str:
 
 
 def spread(ratios: list[float]) -> dict[str, float]:
-    """Median, and the middle half."""
-    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {"median": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
+    """The median, and where it would lie with 95 % of other such turns."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return {
+        "median": round(statistics.median(ratios), 4),
+        "low": round(medians[50], 4),
+        "high": round(medians[1949], 4),
+    }
 
 
 def alone(traced: bool, steps: int = 60) -> float:
@@ -182,7 +191,7 @@ def alone(traced: bool, steps: int = 60) -> float:
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description="What tracing costs.")
-    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     given = parser.parse_args()
@@ -198,7 +207,7 @@ def main() -> None:
         ratios = asyncio.run(measure(stack, given))
     spans = {"traced_us": alone(True), "untraced_us": alone(False)}
     result = {
-        "machine": machine(), "pairs": given.pairs, "sessions": given.sessions, "tokens": given.tokens,
+        "machine": machine(), "turns": given.turns, "sessions": given.sessions, "tokens": given.tokens,
         "traced_against_untraced": ratios, "spans_of_a_request_of_60_steps": spans, "bytes_taken": taken.value,
     }  # fmt: skip
     assert taken.value > 0, "the collector took nothing"
