@@ -8,9 +8,18 @@ from hedgerow.model.blas import pin_blas
 
 pin_blas(os.environ)
 
+import pytest  # noqa: E402
 import torch  # noqa: E402  (after pin_blas: MKL reads its mode once)
+
+from hedgerow.rpc import logs  # noqa: E402
 
 # One: two that meet at barriers on cores that others use too made a step of the tiny model 60 times as long.
 torch.set_num_threads(1)
 
 pytest_plugins = ["tests.stack"]
+
+
+@pytest.fixture(autouse=True)
+def unbound() -> None:
+    """What a test bound to its own log lines is in no other's."""
+    logs._BOUND.set({})

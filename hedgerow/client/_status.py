@@ -28,7 +28,8 @@ def _family(kind: type[HedgerowError]) -> Iterator[type[HedgerowError]]:
         yield from _family(child)
 
 
-REASONS = {kind.reason: kind for kind in _family(HedgerowError)}
+# Of the taxonomy alone: a program may hold classes of its own below it, with the reason of their base.
+REASONS = {kind.reason: kind for kind in _family(HedgerowError) if kind.__module__ == errors.__name__}
 CODES: Mapping[grpc.StatusCode, type[HedgerowError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
     grpc.StatusCode.NOT_FOUND: errors.NotFound,

@@ -70,6 +70,7 @@ class ScriptedGateway(GatewayServiceServicer):
         self.idle = asyncio.Event()
         self.address = ""
         self.server: grpc.aio.Server | None = None
+        self.dead: asyncio.Event | None = None
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
@@ -140,7 +141,11 @@ class ScriptedGateway(GatewayServiceServicer):
     async def die(self) -> None:
         """Breaks every connection at once and listens no more, as a killed process does."""
         assert self.server is not None
-        await self.server.stop(0)
+        self.dead = asyncio.Event()
+        try:
+            await self.server.stop(0)
+        finally:
+            self.dead.set()
 
 
 async def for_ever() -> None:
@@ -159,4 +164,7 @@ async def gateway(*scripts: Script, port: int = 0) -> AsyncIterator[ScriptedGate
         if servicer.running:
             await asyncio.wait_for(servicer.idle.wait(), 5)
     finally:
-        await server.stop(0)
+        if servicer.dead is None:
+            await server.stop(0)
+        else:  # a second stop at the same time is cancelled by the first
+            await asyncio.wait_for(servicer.dead.wait(), 5)

@@ -69,8 +69,9 @@ def test_a_data_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     make_data_folder(tmp_path / "new" / "er")
     for path in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nothing/here")):
-        with pytest.raises(InvalidRequest, match=f"data: '{path}' is not allowed: a folder that can be written to"):
+        with pytest.raises(InvalidRequest, match="is not allowed: a folder that can be written to") as refused:
             make_data_folder(path)
+        assert (refused.value.field, refused.value.value) == ("data", str(path))
 
 
 def test_the_secret_is_made_once_and_kept_to_its_owner(tmp_path: Path) -> None:
