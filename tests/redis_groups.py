@@ -41,6 +41,10 @@ def follow(replica: EmbeddedRedis, primary: EmbeddedRedis) -> None:
     with client_of(replica) as client:
         client.replicaof(HOST, str(primary.port))
         eventually(lambda: client.info("replication").get("master_link_status") == "up", 30, "the replica's link")
+    with client_of(primary) as client:  # Redis 7.0 sends nothing more before the replica's next word, up to 1 s later
+        client.set("followed", 1)
+        eventually(lambda: client.wait(1, 1000) >= 1, 30, "the replica's answer")
+        client.delete("followed")
 
 
 @contextmanager
