@@ -1,4 +1,4 @@
-"""Writes hedgerow.json, the Grafana dashboard, here and in the chart, and the chart's copy of rules.yaml.
+"""Writes hedgerow.json, the Grafana dashboard; deploy/k8s/generate.py copies it and rules.yaml into the chart.
 
     python -m deploy.observability.dashboard
 
@@ -15,8 +15,7 @@ from deploy.observability.panels import ROWS
 from deploy.observability.queries import G, Panel
 
 HERE = Path(__file__).resolve().parent
-CHART = HERE.parent / "k8s" / "hedgerow"
-COPIES = (HERE / "hedgerow.json", CHART / "dashboards" / "hedgerow.json")
+FILE = HERE / "hedgerow.json"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT, ACROSS = 6, 7, 24
 
@@ -102,11 +101,8 @@ def text() -> str:
 
 
 def main() -> None:
-    """Writes all of them."""
-    rules = CHART / "rules" / "hedgerow.yaml"
-    for path in (*COPIES, rules):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text((HERE / "rules.yaml").read_text() if path == rules else text())
+    """Writes it."""
+    FILE.write_text(text())
 
 
 if __name__ == "__main__":

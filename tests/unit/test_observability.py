@@ -84,9 +84,9 @@ def test_the_dashboard_has_its_four_rows_and_no_panel_without_a_word() -> None:
 
 
 def test_the_files_are_what_the_sources_make() -> None:
-    for path in dashboard.COPIES:
+    for path in (dashboard.FILE, CHART / "files" / "hedgerow.json"):
         assert path.read_text() == dashboard.text(), f"run python -m deploy.observability.dashboard: {path.name}"
-    assert (CHART / "rules" / "hedgerow.yaml").read_text() == RULES.read_text()
+    assert (CHART / "files" / "rules.yaml").read_text() == RULES.read_text()
 
 
 def test_every_alert_has_its_runbook_and_no_runbook_is_of_nothing() -> None:
