@@ -28,12 +28,12 @@ from hedgerow.errors import (
     Unavailable,
 )
 from hedgerow.rpc.logs import get_log
+from services.gateway.leases import FIRST_DELAY, LAST_DELAY
 from services.gateway.messages import Growth, State, Stored
 from services.gateway.reader import lost_suffix
 from services.gateway.session import Options, Session
 from services.gateway.types import Finish
 
-FIRST_DELAY, LAST_DELAY = 0.05, 1.0  # seconds between tries while the store is away
 EAGER = 16  # part of the usual quiet after which a lease is tried at first: its owner may just be giving it up
 log = get_log(__name__)
 

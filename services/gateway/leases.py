@@ -12,12 +12,12 @@ from typing import Protocol, TypeVar
 
 from hedgerow.errors import Fenced, HedgerowError, Overloaded, SessionUnknown, Unavailable
 from hedgerow.rpc.logs import get_log
+from services.gateway.endings import ALL
 from services.gateway.messages import Granted, State, Stored
 from services.gateway.types import Record
 
 FIRST_DELAY, LAST_DELAY = 0.05, 1.0  # seconds between tries while the store is away
 AT_ONCE = 16  # calls on their way; with a store that is away, all sessions of this gateway wait here
-NO_TOKENS = (1 << 31) - 1  # from this offset on there are none
 Answer = TypeVar("Answer")
 Repaired = Callable[[Granted | HedgerowError], None]
 log = get_log(__name__)
@@ -97,7 +97,7 @@ class Leases:
         grant another gateway may take the session: then that one is fenced, and its clients resume here.
         """
         try:
-            state = (await self._store.get(record.session_id, NO_TOKENS)).state
+            state = (await self._store.get(record.session_id, ALL)).state
             if state.epoch > epoch or (state.epoch == epoch and state.owner != self._store.owner):
                 raise Fenced(record.session_id, epoch, state.epoch)
         except SessionUnknown:
@@ -105,17 +105,25 @@ class Leases:
         return await self._store.acquire(record, floor=max(floor, epoch), repair=True, only_expired=False)
 
     async def _persist(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        loop, delay = asyncio.get_running_loop(), FIRST_DELAY
-        end = loop.time() + self._patience
-        while True:
-            try:
-                async with self._places:
-                    return await call()
-            except (Unavailable, Overloaded):
-                if loop.time() >= end:
-                    raise
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-            delay = min(2 * delay, LAST_DELAY)
+        async def placed() -> Answer:
+            async with self._places:
+                return await call()
+
+        return await persist(placed, self._patience)
+
+
+async def persist(call: Callable[[], Awaitable[Answer]], patience: float) -> Answer:
+    """What `call` gives, tried again with back-off while the store is away, for `patience` seconds."""
+    loop, delay = asyncio.get_running_loop(), FIRST_DELAY
+    end = loop.time() + patience
+    while True:
+        try:
+            return await call()
+        except (Unavailable, Overloaded):
+            if loop.time() >= end:
+                raise
+        await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+        delay = min(2 * delay, LAST_DELAY)
 
 
 async def _after(before: asyncio.Task[None] | None, work: Awaitable[None]) -> None:

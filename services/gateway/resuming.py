@@ -14,13 +14,14 @@ from typing import Protocol
 
 from hedgerow.errors import HedgerowError, SessionUnknown, Unavailable
 from hedgerow.rpc.logs import get_log
-from services.gateway.following import FIRST_DELAY, LAST_DELAY, Following, Times, ended
+from services.gateway.following import Following, Times, ended
+from services.gateway.leases import FIRST_DELAY, LAST_DELAY, persist
 from services.gateway.messages import Growth, Stored
 from services.gateway.position import START, Position, check_position, check_range
 from services.gateway.reader import Reader
 from services.gateway.session import Session
 from services.gateway.table import SessionTable
-from services.gateway.takeover import TakeOver, persist
+from services.gateway.takeover import TakeOver
 from services.gateway.types import NO_TRACE, Record, Trace
 
 log = get_log(__name__)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from hedgerow import digest
 from hedgerow.errors import Fenced, HedgerowError, Overloaded, Unavailable
 from hedgerow.rpc.logs import get_log
 from services.gateway.endings import ALL
-from services.gateway.following import FIRST_DELAY, LAST_DELAY, ended
+from services.gateway.following import ended
+from services.gateway.leases import persist
 from services.gateway.messages import Granted, Stored
 from services.gateway.session import Options, Session
 from services.gateway.table import SessionTable
 from services.gateway.types import NO_TRACE, Finish, Record, Trace
 
-Answer = TypeVar("Answer")
 log = get_log(__name__)
 
 
@@ -178,17 +177,3 @@ class TakeOver:
                 continue
             if self._unsure.pop(session_id, 0) is None and stored.state.owner == self._store.owner:
                 self._leases.release(stored.record, stored.state.epoch)
-
-
-async def persist(call: Callable[[], Awaitable[Answer]], patience: float) -> Answer:
-    """What `call` gives, tried again with back-off while the store is away, for `patience` seconds."""
-    loop, delay = asyncio.get_running_loop(), FIRST_DELAY
-    end = loop.time() + patience
-    while True:
-        try:
-            return await call()
-        except (Unavailable, Overloaded):
-            if loop.time() >= end:
-                raise
-        await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-        delay = min(2 * delay, LAST_DELAY)
