@@ -26,6 +26,7 @@ PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH = os.environ.get("HEDGEROW_TORCH", "torch==2.13.0")
+SIZES = {"run": "tens of MB", "dev": "about 300 MB, 190 of them Triton"}
 EXTRAS = {"run": ["server", "tracing", "engine"], "dev": ["server", "tracing", "engine", "dev"]}
 
 
@@ -108,7 +109,7 @@ def main() -> None:
         make_venv()
     pip("--upgrade", "pip", quiet=True)
     install_torch()
-    say(f"installing what `{level}` needs (tens of MB)")
+    say(f"installing what `{level}` needs ({SIZES[level]})")
     if not pip("--constraint", str(CONSTRAINTS), *requirements(level)):
         sys.exit("setup: pip failed; its last lines are above")
     # dflash pins another transformers for its extras; the parity tests need its model code alone.
