@@ -1,1 +1,1 @@
-"""Kernels for CUDA devices: Triton and Gluon, one file an op, each beside its torch reference. See docs/architecture.md."""
+"""Kernels for CUDA devices in Triton and Gluon: one file an op, its torch reference beside it."""
