@@ -4,6 +4,8 @@
   said. Anything else becomes INTERNAL with an id; what it was goes to the log under that id, never to the caller.
 - A CancelledError that the handler let out although its call was not cancelled would leave the client waiting for
   ever (grpc/grpc#29248): it becomes INTERNAL too.
+- A handler that yields its answers is closed in its own task when its call ends, however that comes about: gRPC leaves
+  one whose client goes away during a write to the garbage collector, and with it whatever it holds for that client.
 """
 
 from __future__ import annotations
@@ -44,12 +46,15 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """Wrap the method's handler; an unknown method stays unknown."""
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return handler
-        kind, build = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
-        method, inner = str(handler_call_details.method), getattr(handler, kind)
-        guarded = _guard_generator(method, inner) if inspect.isasyncgenfunction(inner) else _guard(method, inner)
-        return build(guarded, handler.request_deserializer, handler.response_serializer)
+        return None if handler is None else guarded(str(handler_call_details.method), handler)
+
+
+def guarded(method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    """The method's handler with what this module promises around it; what it yields is written from within."""
+    kind, build = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
+    inner = getattr(handler, kind)
+    call = _write(_guard_generator(method, inner)) if inspect.isasyncgenfunction(inner) else _guard(method, inner)
+    return build(call, handler.request_deserializer, handler.response_serializer)
 
 
 def _guard(method: str, inner: Handler) -> Handler:
@@ -67,7 +72,6 @@ def _guard(method: str, inner: Handler) -> Handler:
 def _guard_generator(method: str, inner: Handler) -> Handler:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            # aclosing: a generator that is left in the middle must release what it holds now, not when collected.
             async with aclosing(inner(request, context)) as answers:
                 async for answer in answers:
                     yield answer
@@ -75,6 +79,16 @@ def _guard_generator(method: str, inner: Handler) -> Handler:
             raise
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the outermost frame of our code
             await _abort(method, error, context)
+
+    return call
+
+
+def _write(inner: Handler) -> Handler:
+    async def call(request: Any, context: Context) -> None:
+        # aclosing: a generator that is left in the middle must release what it holds now, not when collected.
+        async with aclosing(inner(request, context)) as answers:
+            async for answer in answers:
+                await context.write(answer)
 
     return call
 

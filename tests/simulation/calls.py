@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any
@@ -325,12 +324,9 @@ class ServerCall:
             else:
                 request = self.request = handler.request_deserializer(self._inbox.popleft())
             if handler.response_streaming:
-                answers = (handler.stream_stream or handler.unary_stream)(request, context)
-                async with contextlib.aclosing(answers):  # grpc.aio leaves that to the garbage collector
-                    async for answer in answers:
-                        await self._answer(answer)
+                await (handler.stream_stream or handler.unary_stream)(request, context)
             else:
-                await self._answer(await handler.unary_unary(request, context))
+                await self.write(await handler.unary_unary(request, context))
             self._end((OK, "", ()), unary=not handler.response_streaming)
         except grpc.aio.AbortError:
             assert self._aborted is not None
@@ -351,7 +347,7 @@ class ServerCall:
                 await self._waiter
             yield decode(self._inbox.popleft())
 
-    async def _answer(self, answer: Any) -> None:
+    async def write(self, answer: Any) -> None:
         while self._unread >= self._network.window and not self._is_cancelled:
             self._room = self._loop.create_future()
             await self._room
@@ -382,7 +378,7 @@ class Context:
 
     def __init__(self, call: ServerCall) -> None:
         self._call = call
-        self.abort, self.cancelled, self.peer = call.abort, call.is_cancelled, call.peer
+        self.abort, self.write, self.cancelled, self.peer = call.abort, call.write, call.is_cancelled, call.peer
         self.time_remaining, self.invocation_metadata = call.time_remaining, call.invocation_metadata
 
     def add_done_callback(self, callback: Any) -> None:

@@ -15,7 +15,7 @@ import redis.asyncio
 
 from hedgerow.engine.config import EngineConfig
 from hedgerow.errors import HedgerowError
-from hedgerow.rpc.interceptors import _guard, _guard_generator
+from hedgerow.rpc.interceptors import guarded
 from services.gateway import __main__ as gateway_main
 from services.gateway.config import GatewayConfig
 from services.gateway.gateway import Gateway
@@ -193,7 +193,7 @@ class World:
         assert process is not None
         server = SimServer()
         register(server)
-        methods = {path: _guarded(path, handler) for path, handler in server.methods.items()}
+        methods = {path: guarded(path, handler) for path, handler in server.methods.items()}
         self.network.handlers[process] = methods
         self.network.servers[process.name] = process
         stopping = self.stopping[process] = asyncio.Event()
@@ -213,17 +213,6 @@ def _watched(world: World, extend: Callable[..., Any]) -> Callable[..., Any]:
         return extend(session, update, *others)
 
     return watched
-
-
-def _guarded(path: str, handler: Any) -> Any:
-    """With the shipped interceptor around it."""
-    kind = (
-        "unary_unary" if not (handler.request_streaming or handler.response_streaming)
-        else "stream_stream" if handler.request_streaming else "unary_stream"
-    )  # fmt: skip
-    inner = getattr(handler, kind)
-    guard = _guard_generator if handler.response_streaming else _guard
-    return handler._replace(**{kind: guard(path, inner)})
 
 
 @contextlib.contextmanager
