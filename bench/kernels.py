@@ -1,0 +1,187 @@
+"""Every GPU op at its shapes: median time, bytes and operations a second, and the distance from this device's floor.
+
+    python -m bench.kernels [--ops tree_build kv_compact] [--rounds 9] [--out bench/results/kernels-h200.json]
+
+How an op gets in: a module in bench/kernel_cells/ (one an op, or a few that belong together) has
+
+    def cells() -> Iterator[Cell]: ...
+
+and is found by its being there. It is imported only on a machine with a GPU. A `Cell` (bench/kernel_cells/__init__.py)
+names op, shape and form, says what must be read, written and computed at least, and makes data sets: `make()` gives a
+`Call` with its own random inputs and outputs. So many are made that one cycle touches 160 MB, more than L2 holds; large
+pools may be shared, with other pages a call. `run` only launches. A peer or a baseline is a cell of the same op and
+shape with another `form`; it is measured by turns with the kernel. A cell whose module, `make`, `check` or capture
+fails is reported with its error and does not stop the others; the exit status is 1 then.
+
+How it is measured: the first call runs with poisoned outputs and is checked. All data sets go into one CUDA graph, call
+after call; a sample is one replay, or as many as last 2 ms, over its calls, gaps between launches included. Forms take
+turns; the value is the median of the rounds. `floor` is the larger of bytes over the rate and operations over the
+matrix rate, both measured in this run: the copy rate where at least a third of the bytes is written, else the read
+rate. It knows nothing of launches: one node of a graph that does nothing takes `node`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import pkgutil
+import statistics
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import bench.kernel_cells
+from bench.device_rates import Rates, graph_of, measure_rates, milliseconds
+from bench.kernel_cells import COLD, Call, Cell, Work
+
+LEAST_CALLS, LEAST_MS = 24, 2.0
+
+
+class Ready(NamedTuple):
+    """A cell whose calls are captured."""
+
+    cell: Cell
+    graph: torch.cuda.CUDAGraph
+    calls: int
+    cold: bool  # a cycle touches more than L2 holds
+    replays: int  # of one sample
+    keep: list[Call]  # the data must live as long as the graph
+
+
+def floor_us(work: Work, rates: Rates) -> float:
+    moved = work.read + work.written
+    rate = rates.copy if 3 * work.written >= moved else rates.read
+    return max(moved / rate, work.flops / rates.matmul) * 1e6
+
+
+def poison(tensors: Sequence[torch.Tensor]) -> None:
+    """NaN, or a number that no kernel writes: an element that is left out shows."""
+    for tensor in tensors:
+        tensor.fill_(float("nan") if tensor.is_floating_point() else 0x5A)
+
+
+def prepare(cell: Cell) -> Ready:
+    sets = max(2, min(cell.most_sets, math.ceil(COLD / max(cell.footprint, 1))))
+    calls = [cell.make() for _ in range(sets)]
+    first = calls[0]
+    poison(first.outputs)
+    first.run()
+    torch.cuda.synchronize()
+    if first.check is not None:
+        first.check()
+    cycles = -(-LEAST_CALLS // sets)
+    graph = graph_of([call.run for call in calls] * cycles)
+    count = sets * cycles
+    graph.replay()
+    replays = max(1, math.ceil(LEAST_MS / max(milliseconds(graph.replay), 1e-3)))
+    return Ready(cell, graph, count, sets * cell.footprint >= COLD, replays, calls)
+
+
+def samples(ready: Sequence[Ready], rounds: int) -> list[list[float]]:
+    """us a call, `rounds` samples each, by turns."""
+    taken: list[list[float]] = [[] for _ in ready]
+    for _ in range(rounds):
+        for one, times in zip(ready, taken, strict=True):
+            graph = one.graph
+
+            def replay(graph: torch.cuda.CUDAGraph = graph, replays: int = one.replays) -> None:
+                for _ in range(replays):
+                    graph.replay()
+
+            times.append(milliseconds(replay) * 1e3 / (one.replays * one.calls))
+    return taken
+
+
+def row(ready: Ready, times: Sequence[float], rates: Rates) -> dict[str, Any]:
+    cell, work = ready.cell, ready.cell.work
+    us, floor = statistics.median(times), floor_us(work, rates)
+    return {
+        "op": cell.op,
+        "shape": cell.shape,
+        "form": cell.form,
+        "us": round(us, 3),
+        "lowest": round(min(times), 3),
+        "highest": round(max(times), 3),
+        "gb_s": round((work.read + work.written) / us / 1e3, 1),
+        "tflop_s": round(work.flops / us / 1e6, 2),
+        "floor_us": round(floor, 3),
+        "ratio": round(us / floor, 2) if floor else None,
+        "limit_us": cell.limit,
+        "within": None if cell.limit is None else us <= cell.limit,
+        "cold": ready.cold,
+        "calls": ready.calls,
+    }
+
+
+def modules() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(bench.kernel_cells.__path__)]
+
+
+def found(ops: Sequence[str], failures: list[str]) -> Iterator[Cell]:
+    for name in modules():
+        try:
+            for cell in importlib.import_module(f"bench.kernel_cells.{name}").cells():
+                if not ops or cell.op in ops:
+                    yield cell
+        except Exception:  # noqa: BLE001  one op's mistake does not cost the others their device time
+            failures.append(f"{name}: {traceback.format_exc(limit=-2)}")
+
+
+def measured(ops: Sequence[str], rounds: int, rates: Rates, failures: list[str]) -> Iterator[dict[str, Any]]:
+    for (op, shape), group in groupby(found(ops, failures), key=lambda cell: (cell.op, cell.shape)):
+        ready = []
+        for cell in group:
+            try:
+                ready.append(prepare(cell))
+            except Exception:  # noqa: BLE001  as above
+                failures.append(f"{op} {shape} {cell.form}: {traceback.format_exc(limit=-2)}")
+        for one, times in zip(ready, samples(ready, rounds), strict=True):
+            yield row(one, times, rates)
+
+
+def line(found: dict[str, Any]) -> str:
+    ratio = "-" if found["ratio"] is None else f"{found['ratio']:.2f}x"
+    bar = "" if found["limit_us"] is None else f"  bar {found['limit_us']:g} {'met' if found['within'] else 'MISSED'}"
+    warm = "" if found["cold"] else "  (warm)"
+    return (
+        f"{found['op']:22} {found['shape']:34} {found['form']:18} {found['us']:9.2f} us  floor {found['floor_us']:8.2f}"
+        f"  {ratio:>8}  {found['gb_s']:7.0f} GB/s {found['tflop_s']:7.1f} TF/s{bar}{warm}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ops", nargs="*", default=[], help="only these")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=Path("bench/results/kernels.json"))
+    asked = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device")
+    rates, failures, rows = measure_rates(), list[str](), list[dict[str, Any]]()
+    print(f"{rates.describe()}", flush=True)
+    for found in measured(asked.ops, asked.rounds, rates, failures):
+        rows.append(found)
+        print(line(found), flush=True)
+    report = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "rates": rates._asdict(),
+        "cells": rows,
+        "failures": failures,
+    }
+    asked.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(*failures, sep="\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
