@@ -25,7 +25,7 @@ def tracked(*folders: str, suffix: str = ".py") -> list[Path]:
 @pytest.mark.parametrize("path", tracked(*PRODUCT, "bench", "deploy", "models"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_file_is_one_room(path: Path) -> None:
     lines = path.read_text().count("\n")
-    limit = 350 if path.parent.name == "kernels" else 310
+    limit = 350 if path.relative_to(ROOT).parts[0] == "kernels" else 310
     assert lines <= limit, f"{path.relative_to(ROOT)} has {lines} lines, the limit is {limit}"
 
 
@@ -36,7 +36,8 @@ def test_functions_are_short() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 lines = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
-                if lines > 45:
+                jitted = any(".jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+                if lines > 45 and not jitted:  # a kernel is one loop with its layouts
                     long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} has {lines} lines")
     assert not long, "\n".join(long)
 
