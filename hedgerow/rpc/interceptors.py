@@ -6,6 +6,8 @@
   ever (grpc/grpc#29248): it becomes INTERNAL too.
 - A handler that yields its answers is closed in its own task when its call ends, however that comes about: gRPC leaves
   one whose client goes away during a write to the garbage collector, and with it whatever it holds for that client.
+- A request that cannot be read (no message of its type, or text in it that is not UTF-8) is the caller's mistake: gRPC
+  would answer UNKNOWN with the name of a Python class, and log a traceback each time.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from hedgerow.errors import HedgerowError, Internal
+from hedgerow.errors import HedgerowError, Internal, InvalidRequest
 from hedgerow.rpc import status
 from hedgerow.rpc.logs import get_log
 
@@ -28,6 +31,7 @@ log = get_log(__name__)
 
 Handler = Callable[..., Any]
 Context = grpc.aio.ServicerContext[Any, Any]
+Read = Callable[[bytes], Any]
 _KINDS = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
@@ -54,12 +58,42 @@ def guarded(method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMe
     kind, build = _KINDS[bool(handler.request_streaming), bool(handler.response_streaming)]
     inner = getattr(handler, kind)
     call = _write(_guard_generator(method, inner)) if inspect.isasyncgenfunction(inner) else _guard(method, inner)
-    return build(call, handler.request_deserializer, handler.response_serializer)
+    read: Read | None = handler.request_deserializer
+    if read is not None:
+        read = _raising(read) if handler.request_streaming else _returning(read)
+    return build(call, read, handler.response_serializer)
+
+
+def _raising(read: Read) -> Read:
+    """For a stream of requests: what reading one raises comes out of the handler's own loop."""
+
+    def reading(data: bytes) -> Any:
+        try:
+            return read(data)
+        except DecodeError as error:
+            limit = f"a message of its type, the texts in it valid UTF-8 ({error})"
+            raise InvalidRequest("request", f"{len(data)} bytes", limit) from None
+
+    return reading
+
+
+def _returning(read: Read) -> Read:
+    """For a single request, which gRPC reads before it calls the handler: `_check` raises what comes in its place."""
+    raising = _raising(read)
+
+    def reading(data: bytes) -> Any:
+        try:
+            return raising(data)
+        except InvalidRequest as refused:
+            return refused
+
+    return reading
 
 
 def _guard(method: str, inner: Handler) -> Handler:
     async def call(request: Any, context: Context) -> Any:
         try:
+            _check(request)
             return await inner(request, context)
         except (grpc.aio.AbortError, GeneratorExit):
             raise
@@ -72,6 +106,7 @@ def _guard(method: str, inner: Handler) -> Handler:
 def _guard_generator(method: str, inner: Handler) -> Handler:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
+            _check(request)
             async with aclosing(inner(request, context)) as answers:
                 async for answer in answers:
                     yield answer
@@ -91,6 +126,11 @@ def _write(inner: Handler) -> Handler:
                 await context.write(answer)
 
     return call
+
+
+def _check(request: Any) -> None:
+    if isinstance(request, InvalidRequest):
+        raise request
 
 
 async def _abort(method: str, error: BaseException, context: Context) -> NoReturn:

@@ -132,6 +132,30 @@ async def test_clients_own_cancel_and_deadline_are_told_as_such(channel: grpc.ai
     assert await call(channel, "UnaryUnary", b"still well") == [b"still well"]
 
 
+UNREADABLE = {
+    "grpc.health.v1.Health/Check": b"\x0a\x01\xff",  # a service's name that is not UTF-8
+    "grpc.health.v1.Health/Watch": b"\x0a\x05ab",  # cut short
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo": b"\xff" * 9,
+}
+
+
+@pytest.mark.parametrize("method", UNREADABLE)
+async def test_a_request_that_cannot_be_read_is_its_senders_mistake(echo: Service, method: str) -> None:
+    """It was UNKNOWN, "Unexpected <class 'google.protobuf.message.DecodeError'>", and a traceback in the log."""
+    sent, lines = UNREADABLE[method], len(echo.log)
+    async with open_channel(f"127.0.0.1:{echo.admin_port}") as admin:
+        if "Info" in method:
+            error = await error_of(admin.stream_stream(f"/{method}")(iter([sent]), timeout=5).read())
+        elif "Watch" in method:
+            error = await error_of(admin.unary_stream(f"/{method}")(sent, timeout=5).read())
+        else:
+            error = await error_of(admin.unary_unary(f"/{method}")(sent, timeout=5))
+    assert isinstance(error, errors.InvalidRequest)
+    assert (error.field, error.value) == ("request", f"'{len(sent)} bytes'")
+    assert "UTF-8" in error.limit
+    assert not any("Traceback" in line or "DecodeError" in line for line in echo.log[lines:])
+
+
 async def test_unknown_method_and_absent_peer_have_errors_of_ours(channel: grpc.aio.Channel) -> None:
     assert isinstance(await error_of(channel.unary_unary(f"/{SERVICE}/None")(b"")), errors.Unsupported)
     with socket.socket() as taken:
