@@ -107,7 +107,8 @@ class DrafterPeer:
 
     async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
         """The step's trees, or None when there is no drafter or it did not answer within its patience."""
-        self._release.extend(batch.release)
+        if self._requests is not None:  # one that comes later has no state to release
+            self._release.extend(batch.release)
         if not batch.works and not self._release:
             return None
         if self._requests is None or time.monotonic() < self._not_before:

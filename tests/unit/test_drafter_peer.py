@@ -207,3 +207,11 @@ async def test_releases_wait_for_a_message_to_travel_with(release: tuple[int, ..
         await soon(lambda: peer.connected)
         assert (await peer.draft(DraftBatch(1, [], release)) is not None) == bool(release)
         assert [list(request.release) for request in drafter.seen] == ([[9]] if release else [])
+
+
+async def test_what_is_to_be_released_does_not_pile_up_where_no_drafter_is() -> None:
+    """A verifier whose drafter never came kept a number for every sequence that ended, for ever."""
+    peer = DrafterPeer("127.0.0.1:1", TARGET, b"v" * 16, QUICK)
+    for step in range(1, 100):
+        assert await peer.draft(batch(step, release=(step,))) is None
+    assert peer._release == []
