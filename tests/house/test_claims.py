@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+NUMBER = re.compile(r"\d(?:[\d,]*\d)?(?:\.\d+)?")
 
 
 def rows() -> list[list[str]]:
@@ -34,18 +35,28 @@ def test_a_claim_has_a_command_that_exists(row: list[str]) -> None:
         words = code.split()
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.M), code
-        for path in re.findall(r"[\w/.-]+\.(?:py|jsonl?|md|sh)", code):
-            assert (ROOT / path.split("::")[0]).exists(), f"{code}: no {path}"
+        paths = re.findall(r"[\w/.-]+\.(?:py|jsonl?|md|sh)", code)
+        for path in paths:
+            assert (ROOT / path).exists(), f"{code}: no {path}"
+        if picked := re.search(r"-k (\w+)", code):
+            names = [name for path in paths for name in re.findall(r"def (test_\w+)", (ROOT / path).read_text())]
+            assert any(picked[1] in name for name in names), f"{code}: no test of that name, so nothing is proved"
         module = re.search(r"-m (bench[\w.]*|models[\w.]*)", code)
         if module:
             assert (ROOT / (module.group(1).replace(".", "/") + ".py")).exists(), code
     assert re.search(r"`[^`]+`", command), f"no command: {row}"
 
 
-def test_readme_figures_have_rows() -> None:
-    """A headline figure in the README names docs/claims.md."""
+def test_every_figure_of_the_readme_is_in_a_row() -> None:
+    """What is measured anew is changed in both places."""
     readme = (ROOT / "README.md").read_text()
     assert "docs/claims.md" in readme
+    shown = readme.split("\n## Measured\n")[1].split("\n## ")[0]
+    cells = [line.split("|")[2] for line in shown.splitlines() if line.startswith("|")]
+    known = set(NUMBER.findall(" ".join(row[2] for row in rows())))
+    strange = {number for cell in cells for number in NUMBER.findall(cell)} - known
+    assert len(cells) > 5
+    assert not strange, f"in the README and in no row's result: {sorted(strange)}"
 
 
 def test_the_configuration_page_is_what_the_services_take() -> None:
