@@ -1,0 +1,138 @@
+"""Rotary embedding of neighbouring pairs (K2), and a row's key on its way into the cache.
+
+    y[2i] + j y[2i+1] = (x[2i] + j x[2i+1]) * (cos[p, i] + j sin[p, i])
+
+`rope`: x [R, H, D] in place, a part of wider rows; position [R] int32; cos, sin [P, D / 2] float32.
+`mla_inputs`: of a row a = [query latent | key latent | key], cache[slot] = [norm(key latent) | rope(key)] and
+out = norm(query latent); a negative slot is written nowhere. One program a row, float32 inside, rounded once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu.shapes import check, check_rows
+
+TEST_SHAPES = [(1, 1, 16), (5, 8, 32), (3, 4, 64)]  # (R, H, D)
+
+
+def reference(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [R, H, D] -> float32."""
+    even, odd = x.float()[..., ::2], x.float()[..., 1::2]
+    c, s = cos[position.long()].unsqueeze(1), sin[position.long()].unsqueeze(1)
+    return torch.stack([even * c - odd * s, even * s + odd * c], -1).flatten(-2)
+
+
+@triton.jit
+def _rope(x, position, cos, sin, x_row, x_head, HEADS: tl.constexpr, HALF: tl.constexpr, HB: tl.constexpr):
+    r = tl.program_id(0)
+    p = tl.load(position + r).to(tl.int64)
+    i, h = tl.arange(0, HALF), tl.arange(0, HB)
+    at = x + r.to(tl.int64) * x_row + h[:, None] * x_head + 2 * i[None, :]
+    live = (h < HEADS)[:, None] & (i < HALF)[None, :]
+    even = tl.load(at, mask=live, other=0.0).to(tl.float32)
+    odd = tl.load(at + 1, mask=live, other=0.0).to(tl.float32)
+    c = tl.load(cos + p * HALF + i)[None, :]
+    s = tl.load(sin + p * HALF + i)[None, :]
+    tl.store(at, (even * c - odd * s).to(x.dtype.element_ty), mask=live)
+    tl.store(at + 1, (even * s + odd * c).to(x.dtype.element_ty), mask=live)
+
+
+def rope(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Turns x [R, H, D] in place. Positions within the tables: not checked here. ValueError names what does not fit."""
+    rows, heads, width = x.shape
+    if x.stride(2) != 1:
+        raise ValueError(f"x has strides {list(x.stride())}, neighbours in a row were expected")
+    check("position", position, (rows,), torch.int32)
+    check("cos", cos, (None, width // 2), torch.float32)
+    check("sin", sin, tuple(cos.shape), torch.float32)
+    _power_of_two("x", width)
+    _rope[(rows,)](
+        x, position, cos, sin, x.stride(0), x.stride(1), HEADS=heads, HALF=width // 2,
+        HB=triton.next_power_of_2(heads), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _mla_inputs(
+    a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a_row, eps,
+    Q: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, QB: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(0)
+    a += r.to(tl.int64) * a_row
+    i = tl.arange(0, QB)
+    v = tl.load(a + i, mask=i < Q, other=0.0).to(tl.float32)
+    v = v * tl.rsqrt(tl.sum(v * v, 0) / Q + eps) * tl.load(q_norm + i, mask=i < Q, other=0.0).to(tl.float32)
+    tl.store(out + r.to(tl.int64) * Q + i, v.to(out.dtype.element_ty), mask=i < Q)
+    at = tl.load(slot + r).to(tl.int64)
+    if at >= 0:
+        c = tl.arange(0, LATENT)
+        z = tl.load(a + Q + c).to(tl.float32)
+        z = z * tl.rsqrt(tl.sum(z * z, 0) / LATENT + eps) * tl.load(kv_norm + c).to(tl.float32)
+        cache += at * (LATENT + 2 * HALF)
+        tl.store(cache + c, z.to(cache.dtype.element_ty))
+        e = tl.arange(0, HALF)
+        even = tl.load(a + Q + LATENT + 2 * e).to(tl.float32)
+        odd = tl.load(a + Q + LATENT + 2 * e + 1).to(tl.float32)
+        p = tl.load(position + r).to(tl.int64) * HALF + e
+        cosine, sine = tl.load(cos + p), tl.load(sin + p)
+        tl.store(cache + LATENT + 2 * e, (even * cosine - odd * sine).to(cache.dtype.element_ty))
+        tl.store(cache + LATENT + 2 * e + 1, (even * sine + odd * cosine).to(cache.dtype.element_ty))
+
+
+def mla_inputs(
+    a: torch.Tensor,
+    q_norm: torch.Tensor,
+    kv_norm: torch.Tensor,
+    eps: float,
+    position: torch.Tensor,
+    slot: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """a [R, Q + C + D]; writes cache [S, C + D] at slot [R] int32 (distinct), fills out [R, Q].
+
+    Slots within the cache, positions within the tables: not checked here. ValueError names what does not fit.
+    """
+    rows, q, latent, half = a.shape[0], q_norm.shape[0], kv_norm.shape[0], cos.shape[1]
+    check_rows("a", a, q + latent + 2 * half)
+    check("cache", cache, (None, latent + 2 * half))
+    check("out", out, (rows, q))
+    for name, index in (("position", position), ("slot", slot)):
+        check(name, index, (rows,), torch.int32)
+    check("cos", cos, (None, half), torch.float32)
+    check("sin", sin, tuple(cos.shape), torch.float32)
+    _power_of_two("kv_norm", latent)
+    _power_of_two("cos", half)
+    _mla_inputs[(rows,)](
+        a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a.stride(0), eps,
+        Q=q, LATENT=latent, HALF=half, QB=triton.next_power_of_2(q), num_warps=4,
+    )  # fmt: skip
+
+
+def mla_inputs_reference(
+    a: torch.Tensor,
+    q_norm: torch.Tensor,
+    kv_norm: torch.Tensor,
+    eps: float,
+    position: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What goes into the cache, and the normed query latent; float32."""
+    parts = a.float().split([len(q_norm), len(kv_norm), a.shape[1] - len(q_norm) - len(kv_norm)], 1)
+    query, latent = (
+        part * torch.rsqrt(part.square().mean(-1, keepdim=True) + eps) * w.float()
+        for part, w in ((parts[0], q_norm), (parts[1], kv_norm))
+    )
+    key = reference(parts[2].unsqueeze(1), position, cos, sin).squeeze(1)
+    return torch.cat([latent, key], 1), query
+
+
+def _power_of_two(name: str, size: int) -> None:
+    if size & (size - 1):
+        raise ValueError(f"{name} has a width of {size}, a power of two was expected")

@@ -1,0 +1,117 @@
+"""The router, and each expert's list of what it has to compute.
+
+    s = sigmoid(l);  chosen = top-k of s + bias;  w = s[chosen] / (sum + 1e-20) * scale      arXiv 2412.19437 §2.1.2
+
+`route`: l [R, >= E] float32, bias [E] float32 -> chosen [R, k] int32, best first, of equals the lowest id; weights
+[R, k] float32. Rows with slot < 0 are padding: chosen -1, so that no expert computes them.
+`expert_lists`: chosen -> pairs [E, R] int32 (row * k + j in ascending order), counts [E] int32; no atomics.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu.shapes import check
+
+TEST_SHAPES = [(1, 8, 2), (5, 16, 4), (33, 24, 3)]  # (R, E, k)
+BLOCK_ROWS = 128
+
+
+def reference(
+    logits: torch.Tensor, bias: torch.Tensor, top_k: int, normalise: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """chosen int64 and weights float32, [R, k]."""
+    scores = logits[:, : len(bias)].float().sigmoid()
+    chosen = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights = scores.gather(1, chosen)
+    if normalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return chosen, weights * scale
+
+
+def lists_reference(chosen: torch.Tensor, experts: int) -> list[list[int]]:
+    """The pairs of each expert."""
+    flat = chosen.flatten().tolist()
+    return [[pair for pair, e in enumerate(flat) if e == expert] for expert in range(experts)]
+
+
+@triton.jit
+def _route(
+    logits, bias, slot, chosen, weights, row_stride, scale,
+    E: tl.constexpr, K: tl.constexpr, NORMALISE: tl.constexpr, EB: tl.constexpr, KB: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(0)
+    e, j = tl.arange(0, EB), tl.arange(0, KB)
+    real = tl.load(slot + r) >= 0
+    score = 1.0 / (1.0 + tl.exp(-tl.load(logits + r.to(tl.int64) * row_stride + e, mask=e < E, other=0.0)))
+    rank = tl.where(e < E, score + tl.load(bias + e, mask=e < E, other=0.0), -1e30)
+    ids, picked = tl.full((KB,), -1, tl.int32), tl.zeros((KB,), tl.float32)
+    total = 0.0
+    for n in tl.static_range(K):
+        best = tl.min(tl.where(rank == tl.max(rank, 0), e, EB), 0)
+        s = tl.sum(tl.where(e == best, score, 0.0), 0)
+        ids, picked = tl.where(j == n, best, ids), tl.where(j == n, s, picked)
+        rank = tl.where(e == best, -2e30, rank)
+        total += s
+    if NORMALISE:
+        picked = picked / (total + 1e-20)
+    tl.store(chosen + r * K + j, tl.where(real, ids, -1), mask=j < K)
+    tl.store(weights + r * K + j, picked * scale, mask=j < K)
+
+
+def route(
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    slot: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    normalise: bool,
+    scale: float,
+) -> None:
+    """Fills chosen and weights. ValueError names what does not fit."""
+    (rows, top_k), experts = chosen.shape, bias.shape[0]
+    if logits.shape[0] != rows or logits.shape[1] < experts or logits.dtype != torch.float32 or logits.stride(1) != 1:
+        raise ValueError(
+            f"logits are {list(logits.shape)} of {logits.dtype}, {rows} rows of {experts} float32 expected"
+        )
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"chosen has {top_k} columns, 1 to {experts} were expected")
+    check("bias", bias, (experts,), torch.float32)
+    check("slot", slot, (rows,), torch.int32)
+    check("chosen", chosen, (rows, top_k), torch.int32)
+    check("weights", weights, (rows, top_k), torch.float32)
+    _route[(rows,)](
+        logits, bias, slot, chosen, weights, logits.stride(0), scale, E=experts, K=top_k, NORMALISE=normalise,
+        EB=triton.next_power_of_2(experts), KB=triton.next_power_of_2(top_k), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _expert_lists(chosen, pairs, counts, rows, K: tl.constexpr, KB: tl.constexpr, BLOCK: tl.constexpr):
+    e = tl.program_id(0)
+    j = tl.arange(0, KB)
+    found = 0
+    begin = 0
+    while begin < rows:  # of a `range` over a value the interpreter knows nothing
+        r = begin + tl.arange(0, BLOCK)
+        here = tl.load(chosen + r[:, None] * K + j[None, :], mask=(r < rows)[:, None] & (j < K)[None, :], other=-1)
+        hit = (here == e).to(tl.int32)
+        one = tl.sum(hit, 1)  # a row has an expert at most once
+        at = found + tl.cumsum(one, 0) - 1
+        tl.store(pairs + e.to(tl.int64) * rows + at, r * K + tl.sum(hit * j[None, :], 1), mask=one > 0)
+        found += tl.sum(one, 0)
+        begin += BLOCK
+    tl.store(counts + e, found)
+
+
+def expert_lists(chosen: torch.Tensor, pairs: torch.Tensor, counts: torch.Tensor) -> None:
+    """Fills pairs and counts. ValueError names what does not fit."""
+    (rows, top_k), experts = chosen.shape, counts.shape[0]
+    check("chosen", chosen, (rows, top_k), torch.int32)
+    check("pairs", pairs, (experts, rows), torch.int32)
+    check("counts", counts, (experts,), torch.int32)
+    _expert_lists[(experts,)](
+        chosen, pairs, counts, rows, K=top_k, KB=triton.next_power_of_2(top_k), BLOCK=BLOCK_ROWS, num_warps=4
+    )

@@ -1,0 +1,43 @@
+"""Gated activation.
+
+    y = g / (1 + exp(-g)) * u        a = [g | u | anything] [R, >= 2 W] -> y [R, W], float32 inside, rounded once
+
+Element by element: a row's bits depend on that row alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu.shapes import check
+
+TEST_SHAPES = [(1, 32, 0), (5, 96, 8), (9, 768, 0)]  # (R, W, columns behind them)
+BLOCK = 256
+
+
+def reference(a: torch.Tensor, width: int) -> torch.Tensor:
+    """[R, W] float32."""
+    return torch.nn.functional.silu(a[:, :width].float()) * a[:, width : 2 * width].float()
+
+
+@triton.jit
+def _silu_mul(a, out, a_row, W: tl.constexpr, BLOCK: tl.constexpr):
+    r = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(a + r * a_row + i, mask=i < W, other=0.0).to(tl.float32)
+    up = tl.load(a + r * a_row + W + i, mask=i < W, other=0.0).to(tl.float32)
+    y = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + r * W + i, y.to(out.dtype.element_ty), mask=i < W)
+
+
+def silu_mul(a: torch.Tensor, out: torch.Tensor) -> None:
+    """Fills out [R, W] from a [R, >= 2 W]. ValueError names what does not fit."""
+    rows, width = out.shape
+    check("out", out, (rows, width))
+    if a.dim() != 2 or a.shape[0] != rows or a.shape[1] < 2 * width or a.stride(1) != 1:
+        raise ValueError(
+            f"a has shape {list(a.shape)} and strides {list(a.stride())}, {rows} rows of at least {2 * width}"
+        )
+    _silu_mul[(rows, triton.cdiv(width, BLOCK))](a, out, a.stride(0), W=width, BLOCK=BLOCK, num_warps=4)

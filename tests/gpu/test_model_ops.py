@@ -1,0 +1,243 @@
+"""The ops of the model on a GPU against their references, and the bits of their rows.
+
+On a machine without a GPU `tests/parity/test_gpu_interpreted.py` runs this file under Triton's interpreter, in float32:
+bfloat16 products are wrong there.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from kernels.gpu import add_rmsnorm, int4_moe, linear, rope, router, row_attention, row_layout, silu_mul
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+TYPE = torch.float32 if INTERPRETED else torch.bfloat16
+EXACT = 2e-5 if INTERPRETED else 1e-2  # of the largest value: a bfloat16 has 8 bits
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def rand(*shape: int, dtype: torch.dtype = TYPE) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype).to(DEVICE)
+
+
+def whole(*shape: int, low: int = 0, high: int = 2) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(low, high, shape, generator=draw, dtype=torch.int32).to(DEVICE)
+
+
+def poison(*shape: int, dtype: torch.dtype = TYPE) -> torch.Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype, device=DEVICE)
+
+
+def same(got: torch.Tensor, expected: torch.Tensor, why: str) -> None:
+    """Equal bits; under the interpreter, whose products are NumPy's and depend on the row count, nearly."""
+    if INTERPRETED:
+        close(got, expected)
+    else:
+        assert torch.equal(got, expected), why
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float = EXACT) -> None:
+    assert got.shape == expected.shape
+    assert float((got.float() - expected.float()).abs().max()) <= tolerance * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("rows", "heads", "n", "k"), linear.TEST_SHAPES)
+def test_linear(rows: int, heads: int, n: int, k: int) -> None:
+    x, w = rand(rows, heads, k), rand(heads, n, k)
+    out = poison(rows, heads, n, dtype=torch.float32)
+    close(linear.linear(x, w, out), linear.reference(x, w))
+    one = poison(1, heads, n, dtype=torch.float32)
+    same(linear.linear(x[-1:], w, one)[0], out[-1], "a row alone has other bits")
+    same(linear.linear(x, w, torch.empty_like(out), tile=64), out, "a tile of 64 rows has other bits")
+    picked = torch.tensor([rows - 1, 0], dtype=torch.int32, device=DEVICE)
+    got = linear.linear(x, w, poison(2, heads, n, dtype=torch.float32), picked)
+    same(got, out[picked.long()], "a picked row has other bits")
+
+
+def test_linear_fills_a_part_of_wider_rows() -> None:
+    x, w, out = rand(5, 4, 16), rand(4, 32, 16), poison(5, 4, 48)
+    linear.linear(x, w, out[..., :32])
+    close(out[..., :32], linear.reference(x, w))
+    assert out[..., 32:].isnan().all()
+
+
+@pytest.mark.parametrize("fault", ["w", "x", "out", "rows"])
+def test_linear_refuses_by_name(fault: str) -> None:
+    good = {"x": rand(5, 64), "w": rand(32, 64), "out": poison(5, 32), "rows": None}
+    bad = {"w": rand(64, 32).T, "x": rand(64, 5).T, "out": poison(32, 5).T, "rows": torch.zeros(4, dtype=torch.int32)}
+    with pytest.raises(ValueError, match=f"^{fault} "):
+        linear.linear(**{**good, fault: bad[fault]})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rows", "hidden", "slots"), add_rmsnorm.TEST_SHAPES)
+def test_add_rmsnorm(rows: int, hidden: int, slots: int) -> None:
+    x, w, delta = rand(rows, hidden, dtype=torch.float32), rand(hidden), rand(rows, hidden)
+    partials = rand(rows, slots, hidden, dtype=torch.float32) if slots else None
+    new, normed = add_rmsnorm.reference(x, w, 1e-5, delta, partials)
+    out, taps = poison(rows, hidden), poison(rows, 2 * hidden, dtype=torch.float32)
+    add_rmsnorm.add_rmsnorm(x, w, out, 1e-5, delta=delta, partials=partials, tap=taps[:, hidden:])
+    close(x, new, 1e-6)
+    close(out, normed)
+    assert torch.equal(taps[:, hidden:], x)
+
+
+def test_add_rmsnorm_begins_with_the_embedding() -> None:
+    table, tokens, x, out = rand(7, 96), whole(3, high=7), poison(3, 96, dtype=torch.float32), poison(3, 96)
+    add_rmsnorm.add_rmsnorm(x, rand(96), out, 1e-5, tokens=tokens, table=table)
+    assert torch.equal(x, table[tokens.long()].float())
+    close(out, add_rmsnorm.reference(x, rand(96), 1e-5, None, None)[1])
+
+
+@pytest.mark.parametrize(("rows", "width", "behind"), silu_mul.TEST_SHAPES)
+def test_silu_mul(rows: int, width: int, behind: int) -> None:
+    a, out = rand(rows, 2 * width + behind, dtype=torch.float32), poison(rows, width)
+    silu_mul.silu_mul(a, out)
+    close(out, silu_mul.reference(a, width))
+
+
+@pytest.mark.parametrize(("rows", "heads", "width"), rope.TEST_SHAPES)
+def test_rope(rows: int, heads: int, width: int) -> None:
+    x, position = rand(rows, heads, width + 16), whole(rows, high=100)
+    angle = rand(100, width // 2, dtype=torch.float32)
+    cos, sin = angle.cos(), angle.sin()
+    expected, rest = rope.reference(x[..., 16:], position, cos, sin), x[..., :16].clone()
+    rope.rope(x[..., 16:], position, cos, sin)
+    close(x[..., 16:], expected)
+    assert torch.equal(x[..., :16], rest)
+
+
+def test_mla_inputs_leaves_padding_and_other_slots_alone() -> None:
+    q, latent, turned = 96, 32, 16
+    a, q_norm, kv_norm = rand(4, q + latent + turned, dtype=torch.float32), rand(q), rand(latent)
+    angle = rand(50, turned // 2, dtype=torch.float32)
+    cos, sin = angle.cos(), angle.sin()
+    position, slot = whole(4, high=50), torch.tensor([5, -1, 2, 63], dtype=torch.int32, device=DEVICE)
+    cache, out = poison(64, latent + turned), poison(4, q)
+    rope.mla_inputs(a, q_norm, kv_norm, 1e-5, position, slot, cos, sin, cache, out)
+    keys, query = rope.mla_inputs_reference(a, q_norm, kv_norm, 1e-5, position, cos, sin)
+    close(out, query)
+    close(cache[[5, 2, 63]], keys[[0, 2, 3]])
+    assert int(cache.isnan().sum()) == 61 * (latent + turned)
+
+
+@pytest.mark.parametrize(("rows", "experts", "top_k"), router.TEST_SHAPES)
+@pytest.mark.parametrize("normalise", [True, False])
+def test_route(rows: int, experts: int, top_k: int, normalise: bool) -> None:
+    logits, bias = rand(rows, experts + 3, dtype=torch.float32), rand(experts, dtype=torch.float32)
+    chosen = torch.zeros(rows, top_k, dtype=torch.int32, device=DEVICE)
+    weights, slot = poison(rows, top_k, dtype=torch.float32), whole(rows, high=5)
+    router.route(logits, bias, slot, chosen, weights, normalise, 2.5)
+    expected, expected_weights = router.reference(logits, bias, top_k, normalise, 2.5)
+    assert torch.equal(chosen.long(), expected)
+    close(weights, expected_weights, 1e-5)
+
+
+def test_route_takes_the_lowest_id_of_equals_and_no_padding() -> None:
+    logits = torch.zeros(2, 8, device=DEVICE)
+    chosen = torch.zeros(2, 4, dtype=torch.int32, device=DEVICE)
+    slot = torch.tensor([0, -1], dtype=torch.int32, device=DEVICE)
+    router.route(logits, logits[0], slot, chosen, poison(2, 4, dtype=torch.float32), True, 1.0)
+    assert chosen.tolist() == [[0, 1, 2, 3], [-1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize("rows", [1, 130])
+def test_expert_lists(rows: int) -> None:
+    rank = torch.rand(rows, 6, generator=torch.Generator().manual_seed(1))
+    chosen = rank.argsort(-1)[:, :3].int().to(DEVICE)
+    chosen[rows // 2 :: 7] = -1
+    pairs = torch.zeros(6, rows, dtype=torch.int32, device=DEVICE)
+    counts = torch.zeros(6, dtype=torch.int32, device=DEVICE)
+    router.expert_lists(chosen, pairs, counts)
+    expected = router.lists_reference(chosen, 6)
+    assert [line[:n].tolist() for line, n in zip(pairs, counts.tolist(), strict=True)] == expected
+
+
+@pytest.mark.parametrize(("rows", "hidden", "inner", "experts", "top_k"), int4_moe.TEST_SHAPES)
+def test_int4_moe(rows: int, hidden: int, inner: int, experts: int, top_k: int) -> None:
+    def words(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        nibbles = whole(experts, n, k // 8, low=-(2**31), high=2**31 - 1)
+        return nibbles, (rand(experts, n, k // 32).abs() * 0.2).contiguous()
+
+    x, gate_up, down = rand(rows, hidden), words(2 * inner, hidden), words(hidden, inner)
+    rank = torch.rand(rows, experts, generator=torch.Generator().manual_seed(rows))
+    chosen = rank.argsort(-1)[:, :top_k].int().to(DEVICE)
+    if rows > 1:
+        chosen[1] = -1  # padding
+    weights = rand(rows, top_k, dtype=torch.float32)
+
+    def run(some: slice) -> torch.Tensor:
+        part = chosen[some].contiguous()
+        count = len(part)
+        pairs = torch.zeros(experts, count, dtype=torch.int32, device=DEVICE)
+        counts = torch.zeros(experts, dtype=torch.int32, device=DEVICE)
+        router.expert_lists(part, pairs, counts)
+        partials = poison(count, top_k, hidden, dtype=torch.float32)
+        room = poison(count * top_k, inner)
+        int4_moe.int4_moe(x[some], weights[some].contiguous(), pairs, counts, gate_up, down, room, partials)
+        return partials
+
+    got = run(slice(None))
+    real = chosen[:, 0] >= 0
+    expected = int4_moe.reference(x, chosen, weights, gate_up, down)
+    close(got[real], expected[real])
+    assert got[~real].isnan().all(), "padding was computed"
+    same(run(slice(rows - 1, rows))[0], got[-1], "a row alone has other bits")
+
+
+PARENTS = {0: [-1, 0, 0, 1, 1, 3, 5, 2, 6], 1: [-1], 2: [-1, 0, 1, 2]}  # a tree, a plain row, a chain
+PREFIX = {0: 60, 1: 0, 2: 127}
+
+
+def laid_out() -> dict[str, torch.Tensor]:
+    """Three sequences and two rows of padding: inputs and outputs of `row_layout`."""
+    parents = [p for q in PARENTS for p in PARENTS[q]] + [-1, -1]
+    seq = [q for q in PARENTS for _ in PARENTS[q]] + [-1, -1]
+    pages = [[3, 1, 0], [2, 9, 9], [4, 5, 6]]
+    numbers = {
+        "parents": parents, "seq": seq, "first": [0, 9, 10], "prefix": list(PREFIX.values()), "chain": [0, 1, 1],
+        "pages": pages, "position": [0] * 16, "slot": [0] * 16, "shared": [0] * 16, "path": [[0] * 64] * 16,
+    }  # fmt: skip
+    tensors = {name: torch.tensor(value, dtype=torch.int32, device=DEVICE) for name, value in numbers.items()}
+    row_layout.row_layout(**tensors)
+    return tensors
+
+
+def test_row_layout() -> None:
+    t = laid_out()
+    given = [t[name].tolist() for name in ("parents", "seq", "first", "prefix", "chain", "pages")]
+    for r, (position, slot, shared, path) in enumerate(row_layout.reference(*given)):
+        assert (int(t["position"][r]), int(t["slot"][r]), int(t["shared"][r])) == (position, slot, shared)
+        assert t["path"][r, : len(path)].tolist() == path
+
+
+@pytest.mark.parametrize(("heads", "latent", "turned"), row_attention.TEST_SHAPES)
+def test_row_attention(heads: int, latent: int, turned: int) -> None:
+    t = laid_out()
+    q, cache = rand(16, heads, latent + turned), poison(8 * 64, latent + turned)
+    given = [t[name].tolist() for name in ("parents", "seq", "first", "prefix", "chain", "pages")]
+    rows = row_layout.reference(*given)
+    written = [slot for _, slot, _, _ in rows if slot >= 0]
+    places = [[page * 64 + i for page in pages for i in range(64)] for pages in t["pages"].tolist()]
+    for of, pages in enumerate(places):
+        written += pages[: PREFIX[of]]
+    cache[written] = rand(len(written), latent + turned)  # whatever else is read is NaN
+    out = poison(16, heads, latent)
+    where = [t[name] for name in ("position", "shared", "seq", "pages", "path")]
+    row_attention.row_attention(q, cache, *where, out, 0.2)
+    for r, (position, _, shared, path) in enumerate(rows):
+        of = int(t["seq"][r])
+        if of < 0:
+            assert not out[r].any()
+            continue
+        slots = [*places[of][:shared], *path][: position + 1]
+        close(out[r], row_attention.reference(q[r], cache[slots], latent, 0.2))
