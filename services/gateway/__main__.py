@@ -29,6 +29,7 @@ from services.gateway.peers import VerifierPeer
 from services.gateway.servicer import SERVICE, GatewayServicer
 from services.gateway.store_peer import StorePeer
 from services.gateway.tokenizer import Tokenizer
+from services.gateway.waiting import Patient
 
 NOT_REACHED = "not reached yet"
 LAST_APPENDS = 1 / 3  # of what the grace leaves for last words: for the ends of what the drain cancelled
@@ -48,7 +49,7 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     gateway = Gateway(config, tokenizer, verifiers, store)
     watch_sessions(gateway.table.counts, gateway.held, lambda: gateway.swept)
     watch_limits(config.max_sessions)
-    watch_peers(verifiers, store, lambda: gateway.table.waiting)
+    watch_peers(verifiers, store, lambda: gateway.table.waiting + len(gateway.waiting))
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: log.info("held", **gateway.held()))
 
     async def serving() -> None:
@@ -80,15 +81,16 @@ async def release(gateway: Gateway, health: Health, grace: float) -> None:
 def open_verifiers(
     config: GatewayConfig, owner: bytes, vocab_size: int, health: Health, tls: Watched | None
 ) -> list[VerifierPeer]:
-    """The peers. One that is attached is enough to be healthy."""
+    """The peers. One that is attached is enough to be healthy, and none for as long as new calls wait for one."""
     troubles: dict[str, str | None] = dict.fromkeys(addresses(config.verifier), NOT_REACHED)
 
     def report(address: str, why: str | None) -> None:
         troubles[address] = why
         found = [f"{address}: {trouble}" for address, trouble in troubles.items() if trouble is not None]
-        health.report("verifier", "; ".join(found) if len(found) == len(troubles) else None)
+        told("; ".join(found) if len(found) == len(troubles) else None)
 
-    health.report("verifier", NOT_REACHED)
+    told = Patient(partial(health.report, "verifier"), config.verifier_wait_seconds)
+    told(NOT_REACHED)
     return [
         VerifierPeer(address, owner, vocab_size, partial(report, address), config.verifier_patience, tls)
         for address in troubles

@@ -58,6 +58,15 @@ class GatewayConfig(ServerConfig):
         default=120.0,
         metadata={"min": 0.1, "max": 86_400, "help": "seconds for which a session waits for a verifier"},
     )
+    verifier_wait_seconds: float = field(
+        default=60.0,
+        metadata={
+            "min": 0,
+            "max": 86_400,
+            "help": "seconds for which new calls wait while no verifier takes sessions, and the gateway stays ready; "
+            "0: they are refused at once",
+        },
+    )
     fingerprint_policy: str = field(
         default="wait",
         metadata={

@@ -6,7 +6,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from hedgerow.errors import DeadlineExceeded, HedgerowError, NotFound, SessionUnknown, Unavailable
@@ -21,6 +21,7 @@ from services.gateway.messages import Stored
 from services.gateway.metrics import commit_seconds
 from services.gateway.orphans import Orphans, Sweep
 from services.gateway.peers import FIRST_DELAY, LAST_DELAY, VerifierPeer
+from services.gateway.periodic import every
 from services.gateway.position import Position, check_fields
 from services.gateway.resolve import Limits, Resolver, check_model, default_thinking
 from services.gateway.resuming import Resuming
@@ -33,6 +34,7 @@ from services.gateway.takeover import TakeOver
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import NO_TRACE, Chat, Generation, Model, Record, Trace
 from services.gateway.verifiers import Policy, Verifiers
+from services.gateway.waiting import Waiting
 
 POLL = 0.01
 SWEEP = 0.1  # seconds between two looks for deadlines that passed and sessions that wait for a verifier
@@ -76,6 +78,7 @@ class Gateway:
         times = Times(lease / 2, REPAIRS * lease, FORSAKEN * lease, config.store_patience)
         self._resuming = Resuming(self.table, store, self._takeover, tokenizer.pieces, times)
         self._creating = Creating(self.table, store, self._resuming, self._takeover, config.max_sessions)
+        self.waiting = Waiting(verifiers, config.verifier_wait_seconds, config.max_sessions, self._count)
         self._orphans = Orphans(self.table, config.orphan_seconds)
         self._expired = Sweep(store, self._endings, config.orphan_seconds)
 
@@ -95,6 +98,7 @@ class Gateway:
         """Give up what runs here, for other gateways to take at once. Clients get a retryable error."""
         error = Unavailable("gateway", "it is draining; resume on another one", 0.0)
         self._resuming.close(error)
+        self.waiting.close(error)
         for session in list(self.table.sessions.values()):
             self.table.pause(session, error, hand_over=True)
 
@@ -111,6 +115,7 @@ class Gateway:
         return {
             "sessions": len(self.table.sessions),
             "creating": len(self._creating),
+            "waiting": len(self.waiting),
             "readers": sum(len(session.readers) for session in self.table.sessions.values()),
             "unanswered": self._store.unanswered,
             "unrecorded": len(self._endings),
@@ -129,7 +134,7 @@ class Gateway:
     @property
     def context_length(self) -> int:
         """Tokens of prompt and output together, at most. Raises Unavailable while that is not known."""
-        return self._attached().context_length
+        return self.waiting.known().context_length
 
     async def generate(self, asked: Generation, seconds_left: float | None) -> Stream:
         """Start a session, or join the one of the same idempotency key; the caller closes the stream.
@@ -140,12 +145,16 @@ class Gateway:
         Raises InvalidRequest, Unsupported, Overloaded, Unavailable, DeadlineExceeded; KeyConflict where the key's
         session is another.
         """
-        model = self._attached(asked.model)
+        seconds = seconds_until(asked, seconds_left)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        model = self.waiting.model(asked.model)
+        if model is None:
+            with self.spans.part(asked.trace, "wait for a verifier"):
+                model = await self.waiting.opened(asked.model, deadline)
+            seconds = None if deadline is None else deadline - time.monotonic()
         with self.spans.part(asked.trace, "tokenize"):
             resolved = await self._resolver.resolve(asked, model)
-        seconds = seconds_until(asked, seconds_left)
         record = new_record(session_id_of(asked, self._secret), asked, resolved, model, seconds)
-        deadline = None if seconds is None else time.monotonic() + seconds
         options = Options(asked.priority, deadline, asked.trace, asked.return_steps, asked.return_trees)
         try:
             async with asyncio.timeout(seconds):
@@ -229,15 +238,11 @@ class Gateway:
 
     async def tokenize(self, model: str, prompt: str | Chat | None) -> list[int]:
         """The ids of text or messages. Raises InvalidRequest, Unsupported, Unavailable."""
-        check_model(model, self._attached(model))
+        check_model(model, self.waiting.known(model))
         return await self._resolver.encode(prompt)
 
-    def _attached(self, name: str = "") -> Model:
-        """The model of this name where a verifier serves it, else of any that takes sessions."""
-        open_ = [v.model for v in self._verifiers if v.model and v.attached and not v.draining]
-        if not open_:
-            raise Unavailable("verifier", "no stream to one that takes sessions is open")
-        return next((model for model in open_ if model.name == name), open_[0])
+    def _count(self) -> int:
+        return len(self.table.sessions) + len(self._creating)
 
     async def _cancelled(self, session_id: str) -> None:
         """A session carries a cancel mark."""
@@ -279,19 +284,8 @@ class Gateway:
 
     async def _sweep(self) -> None:
         self.table.sweep()
+        self.waiting.wake()
         self.spans.sweep()
-
-
-async def every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do `work` about every so many seconds, for ever. What it raises is logged: the next time may do."""
-    while True:
-        await asyncio.sleep(seconds * random.uniform(0.75, 1.0))  # not all gateways at the same time
-        try:
-            await work()
-        except Unavailable as away:
-            log.debug("a peer is away", why=away.message)  # its stream breaks as well, and says so
-        except Exception as error:  # noqa: BLE001  one session's fault must not end all others
-            log.error("a periodic task failed", exception=error, task=getattr(work, "__qualname__", ""))
 
 
 def _allowed(tenant: str) -> Callable[[Record], None]:

@@ -11,8 +11,9 @@ import pytest
 from hedgerow.errors import DeadlineExceeded, Fenced, InvariantViolation, SessionUnknown, Unavailable
 from services.gateway.config import GatewayConfig
 from services.gateway.endings import Endings
-from services.gateway.gateway import Gateway, every
+from services.gateway.gateway import Gateway
 from services.gateway.messages import Append, Appended, AppendStatus, Created, Granted, State, Stored, Usage
+from services.gateway.periodic import every
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import Fingerprint, Finish, Generation, Model, Record, Sampling
 from tests.polling import soon
