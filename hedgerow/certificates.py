@@ -9,7 +9,6 @@ import base64
 import os
 import re
 import ssl
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from hedgerow.errors import InvalidRequest
+from hedgerow import watched
+from hedgerow.errors import HedgerowError, InvalidRequest
 
 TRIES = 3  # to read files of which none changes meanwhile
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
@@ -84,45 +84,21 @@ def read(tls: Tls) -> Pem:
     raise InvalidRequest("cert", str(tls.cert or tls.ca), "a file that does not change while it is read")
 
 
-class Watched:
-    """The files of one Tls, as they last were when they were well. May be used by several threads.
+class Watched(watched.Watched[Pem]):
+    """The files of one Tls. `complain` is told why changed ones are not taken. Raises InvalidRequest as `read` does."""
 
-    `complain` is told, once a change, why changed files are not taken. Raises InvalidRequest as `read` does.
-    """
+    def __init__(
+        self,
+        tls: Tls,
+        complain: Callable[[InvalidRequest], None] = lambda why: None,
+        taken: Callable[[bool], None] = lambda changed: None,
+    ) -> None:
+        def told(why: HedgerowError) -> None:
+            assert isinstance(why, InvalidRequest)
+            complain(why)
 
-    def __init__(self, tls: Tls, complain: Callable[[InvalidRequest], None] = lambda why: None) -> None:
-        self.tls, self.version = tls, 1
-        self._complain, self._lock = complain, threading.Lock()
-        self._stamp = self._look()
-        self._pem = read(tls)
-
-    def current(self) -> tuple[int, Pem]:
-        """A number that goes up with every change, and what to use now."""
-        with self._lock:
-            stamp = self._look()
-            if stamp != self._stamp:
-                self._stamp = stamp  # the same files are not tried, and told of, twice
-                try:
-                    pem = read(self.tls)
-                except InvalidRequest as why:
-                    self._complain(why)
-                else:
-                    self.version, self._pem = self.version + (pem != self._pem), pem
-            return self.version, self._pem
-
-    def _look(self) -> Sequence[object]:
-        return [_stamp(path) for path in (self.tls.ca, self.tls.cert, self.tls.key)]
-
-
-def _stamp(path: str | os.PathLike[str] | None) -> object:
-    """What changes with the file, also where a link to its folder is turned, as Kubernetes does."""
-    if path is None:
-        return None
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        return error.errno
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        self.tls = tls
+        super().__init__((tls.ca, tls.cert, tls.key), lambda: read(tls), told, taken)
 
 
 def _read(tls: Tls) -> Pem:

@@ -10,6 +10,7 @@ HedgerowError
  +- KeyConflict         the idempotency key belongs to another request       never retry as it is
  +- SessionFailed       the session has ended with an error                  never retry as it is
  +- Unsupported         a valid request that this version does not serve     never retry as it is
+ +- Unauthenticated     no API key came with the call, or none that is known  never retry as it is
  +- Overloaded          a bounded queue is full                              retry after `retry_after`
  +- Unavailable         a peer or a resource is not there now                retry after `retry_after`
  +- Fenced              another owner holds the session                      resume, do not repeat
@@ -138,6 +139,15 @@ class Unsupported(HedgerowError):
 
     def __init__(self, field: str, what: str) -> None:
         super().__init__(f"{field}: {what}", metadata={"field": field})
+
+
+class Unauthenticated(HedgerowError):
+    """Who calls is not known; `why` never repeats what the caller sent."""
+
+    reason = "UNAUTHENTICATED"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
 
 
 class Overloaded(HedgerowError):

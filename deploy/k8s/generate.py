@@ -37,6 +37,7 @@ NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", Path: 
 OURS = {
     *("listen", "admin_listen", "metrics_address", "grace", "model_path", "otlp_endpoint", "trace_ratio"),
     *("tls_cert", "tls_key", "tls_ca", "tls_client_certs", "tls_peer_cert", "tls_peer_key", "tls_admin"),
+    *("limits_file", "api_keys_file"),
 }
 SET = {
     "gateway": OURS | {"verifier", "kvstore", "tenant_secret"},

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hedgerow.client import Client
-from hedgerow.errors import HedgerowError, InvalidRequest, NotFound, Unsupported
+from hedgerow.errors import HedgerowError, InvalidRequest, NotFound, Unauthenticated, Unsupported
 
 FAILED, REFUSED, NOBODY_THERE, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
 
@@ -25,7 +25,7 @@ class Command(NamedTuple):
 
 def status_of(error: HedgerowError) -> int:
     """The exit status of an error that a gateway raised."""
-    return REFUSED if isinstance(error, InvalidRequest | NotFound | Unsupported) else FAILED
+    return REFUSED if isinstance(error, InvalidRequest | NotFound | Unsupported | Unauthenticated) else FAILED
 
 
 def say(text: str) -> None:

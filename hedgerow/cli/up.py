@@ -16,6 +16,7 @@ from hedgerow.certificates import Tls, read
 from hedgerow.cli.folders import check_drafter, check_target
 from hedgerow.cli.ports import parse_address
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
+from hedgerow.client import API_KEY
 from hedgerow.errors import HedgerowError, InvalidRequest
 
 BUNDLED = Path("models") / "sapling"
@@ -149,10 +150,13 @@ def _settings(given: Sequence[str], all_have: Mapping[str, str]) -> dict[str, di
 
 
 def _name_what_is_not_read(env: Mapping[str, str]) -> None:
-    """Variables are the services' own way of configuration; here they would go to all four, and most fit one."""
-    for name in sorted(key for key in env if key.startswith(PREFIX)):
+    """Variables are the services' own way of configuration; here they would go to all four, and most fit one.
+
+    Their values are not shown: some are secrets.
+    """
+    for name in sorted(key for key in env if key.startswith(PREFIX) and key != API_KEY):
         field = name.removeprefix(PREFIX).lower()
-        _say(f"{name} is not read by `hedgerow up`; --set SERVICE.{field}={env[name]} passes it to a service")
+        _say(f"{name} is not read by `hedgerow up`; --set SERVICE.{field}=VALUE passes it to a service")
 
 
 def _drafter(given: Path | None, model: Path) -> Path:

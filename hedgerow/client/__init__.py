@@ -6,6 +6,7 @@ Errors are those of `hedgerow.errors`.
 from hedgerow.certificates import Tls
 from hedgerow.client._admin import ProcessStatus, process_status
 from hedgerow.client._async import AsyncClient
+from hedgerow.client._environment import API_KEY
 from hedgerow.client._retry import Retry
 from hedgerow.client._stream import Stream
 from hedgerow.client._sync import Client, SyncStream
@@ -30,6 +31,7 @@ from hedgerow.client._types import (
 )
 
 __all__ = [
+    "API_KEY",
     "AsyncClient",
     "Chunk",
     "Client",

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack
 from google.protobuf.message import Message
 
 from hedgerow.certificates import Tls
-from hedgerow.client import _convert
+from hedgerow.client import _convert, _environment
 from hedgerow.client._convert import Messages
 from hedgerow.client._fields import check_size, fill, seconds
 from hedgerow.client._gateways import Gateways, check_tenant
@@ -38,6 +38,8 @@ class AsyncClient:
     one when its gateway fails; `retry` says how often and how long. `tenant` is sent with every call. `timeout`, in
     seconds, is that of the calls with one answer, retries included; generations have their own. `tls`: a
     `Tls` with the files to use (InvalidRequest says what is wrong with them), or True for the usual authorities.
+    `api_key`: what a gateway with keys wants to see, which decides the tenant; not given, it is the environment's
+    HEDGEROW_API_KEY. Send it over TLS.
     Belongs to the event loop that first uses it. Every method raises errors of `hedgerow.errors`.
     """
 
@@ -49,8 +51,9 @@ class AsyncClient:
         tenant: str = "",
         timeout: float = TIMEOUT,
         tls: bool | Tls | None = None,
+        api_key: str | None = None,
     ) -> None:
-        self._gateways = Gateways(address, retry, tenant, tls)
+        self._gateways = Gateways(address, retry, tenant, tls, _environment.api_key(api_key))
         within = seconds("timeout", timeout)
         self._timeout = TIMEOUT if within is None else within
 

@@ -39,6 +39,7 @@ OPTIONS = (
     ("grpc.enable_retries", 0),
 )
 TENANT_KEY, TENANT_BYTES = "hedgerow-tenant", 128
+API_KEY, KEY_BYTES = "authorization", 4096
 AWAY = 5.0
 """Seconds for which an address that did not answer is asked last."""
 LAST_CALLS = 2.0
@@ -57,11 +58,17 @@ class Gateways:
     """Channels, calls that are one answer, and what still runs when the client is closed."""
 
     def __init__(
-        self, addresses: str | Sequence[str], retry: Retry, tenant: str, tls: bool | Tls | None = None
+        self,
+        addresses: str | Sequence[str],
+        retry: Retry,
+        tenant: str,
+        tls: bool | Tls | None = None,
+        api_key: str = "",
     ) -> None:
         self.addresses, self.retry, self.tenant = _addresses(addresses), retry, check_tenant(tenant)
         if not isinstance(retry, Retry):
             raise InvalidRequest("retry", retry, "a Retry")
+        self._key = ((API_KEY, f"Bearer {check_key(api_key)}"),) if api_key else ()
         self._tls = _watched(tls)
         self.closing = self._closed = False
         self.streams: dict[Leaving, None] = {}
@@ -124,7 +131,7 @@ class Gateways:
     ) -> tuple[tuple[str, str], ...]:
         """What goes with every call; `tenant` in place of the client's, `trace` in place of this task's context."""
         named = tenant or self.tenant
-        return (*(((TENANT_KEY, named),) if named else ()), *(_trace.context() if trace is None else trace))
+        return (*(((TENANT_KEY, named),) if named else ()), *self._key, *(_trace.context() if trace is None else trace))
 
     async def ask(self, method: str, request: Message, within: float, *, tenant: str = "", first: str = "") -> Any:
         """One answer `within` seconds, from `first` or whoever's turn it is."""
@@ -193,6 +200,15 @@ def check_tenant(tenant: object) -> str:
             "tenant", tenant, f"printable ASCII text without spaces, at most {TENANT_BYTES} characters"
         )
     return tenant
+
+
+def check_key(key: object) -> str:
+    """What metadata can carry; never shown. Raises InvalidRequest."""
+    if not isinstance(key, str) or len(key) > KEY_BYTES or any(not " " < c <= "~" for c in key):
+        shown = f"{len(key)} characters" if isinstance(key, str) else type(key).__name__
+        limit = f"printable ASCII text without spaces, at most {KEY_BYTES} characters"
+        raise InvalidRequest("api_key", shown, limit)
+    return key
 
 
 def _watched(tls: object) -> Watched | None:

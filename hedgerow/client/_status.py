@@ -35,6 +35,7 @@ CODES: Mapping[grpc.StatusCode, type[HedgerowError]] = {
     grpc.StatusCode.NOT_FOUND: errors.NotFound,
     grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
     grpc.StatusCode.UNIMPLEMENTED: errors.Unsupported,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
     grpc.StatusCode.ABORTED: errors.Fenced,
     grpc.StatusCode.CANCELLED: errors.Cancelled,

@@ -106,8 +106,9 @@ class Client:
         tenant: str = "",
         timeout: float = TIMEOUT,
         tls: bool | Tls | None = None,
+        api_key: str | None = None,
     ) -> None:
-        self._client = AsyncClient(address, retry=retry, tenant=tenant, timeout=timeout, tls=tls)
+        self._client = AsyncClient(address, retry=retry, tenant=tenant, timeout=timeout, tls=tls, api_key=api_key)
         self._loop = Loop()
         # Also when nobody refers to it any more, and when the program ends: sessions of open streams are cancelled.
         self._closer = weakref.finalize(self, self._loop.close, self._client.aclose)

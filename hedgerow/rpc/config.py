@@ -5,7 +5,8 @@ default is required. Fields carry their limits where they are defined:
 
     budget: int = dataclasses.field(default=8, metadata={"min": 0, "max": 63, "help": "most nodes of a tree"})
 
-Known metadata: `min` and `max` (inclusive), `choices`, `help`, `secret` (the value is never shown).
+Known metadata: `min` and `max` (inclusive), `choices`, `help`, `secret` (the value is never shown), `live` (it may
+change while the process runs: `overlaid` reads such fields from a file).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, ClassVar, TypeVar
 from hedgerow.errors import HedgerowError
 
 PREFIX = "HEDGEROW_"
+MOST_BYTES = 16 << 20  # of a file of settings or keys
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 Config = TypeVar("Config")
@@ -67,6 +69,47 @@ def from_env_or_exit(cls: type[Config], env: Mapping[str, str]) -> Config:
     except ConfigError as error:
         print(f"configuration: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
+
+
+def overlaid(config: Config, path: Path) -> Config:
+    """`config` with the HEDGEROW_NAME=value lines of a file, for its `live` fields; # begins a comment line.
+
+    Raises ConfigError with the file, the line, the variable and its limit.
+    """
+    assert dataclasses.is_dataclass(config)
+    assert not isinstance(config, type)
+    hints = typing.get_type_hints(type(config))
+    known = {variable_of(field.name): field for field in dataclasses.fields(config)}
+    values: dict[str, Any] = {}
+    for number, line in read_lines(path):
+        variable, equals, text = (part.strip() for part in line.partition("="))
+        at = f"{path}, line {number}: {variable}"
+        if not equals:
+            raise ConfigError(f"{path}, line {number}", "this", "must be HEDGEROW_NAME=value, or begin with #")
+        field = known.get(variable)
+        if field is None or not field.metadata.get("live"):
+            live = ", ".join(name for name, each in known.items() if each.metadata.get("live"))
+            raise ConfigError(at, "this", f"what may change while it runs is {live}")
+        if field.name in values:
+            raise ConfigError(at, "this", "it is in this file twice")
+        values[field.name] = _parse(at, text, hints[field.name], field.metadata)
+    return dataclasses.replace(config, **values)
+
+
+def read_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a text file that say something, and their numbers. Raises ConfigError with the file."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        lines = content.decode().splitlines()
+    except OSError as error:
+        raise ConfigError(str(path), "the file", f"must be one that can be read: {error.strerror}") from None
+    except UnicodeDecodeError:  # whose text shows what is in the file
+        raise ConfigError(str(path), "the file", "must be text in UTF-8") from None
+    if len(content) > MOST_BYTES:
+        raise ConfigError(str(path), "the file", f"must have at most {MOST_BYTES} bytes")
+    stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
+    return [(number, line) for number, line in stripped if line and not line.startswith("#")]
 
 
 def to_env(config: object) -> dict[str, str]:
@@ -164,4 +207,6 @@ def _meaning(field: dataclasses.Field[Any], hints: Mapping[str, Any]) -> str:
     elif "min" in metadata or "max" in metadata:
         of_length = _unwrap(hints[field.name])[0] is str
         parts.append(_range(metadata.get("min"), metadata.get("max"), of_length=of_length))
+    if metadata.get("live"):
+        parts.append("may be in the limits file")
     return "; ".join(parts)

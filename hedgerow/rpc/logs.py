@@ -72,6 +72,11 @@ def set_up_logging(service: str, level: str = "info", form: str = "text") -> Non
     logging.captureWarnings(True)
 
 
+def set_level(level: str) -> None:
+    """From now on; one of LEVELS."""
+    logging.getLogger().setLevel(level.upper())
+
+
 class _LineFormatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()

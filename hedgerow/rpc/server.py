@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -29,7 +30,8 @@ from hedgerow.rpc.exposition import Exposition
 from hedgerow.rpc.health import SERVICE as HEALTH_SERVICE
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.interceptors import StatusInterceptor
-from hedgerow.rpc.logs import FORMS, LEVELS, get_log
+from hedgerow.rpc.live import Live
+from hedgerow.rpc.logs import FORMS, LEVELS, get_log, set_level
 from hedgerow.rpc.tls import TlsConfig
 from hedgerow.rpc.trace_export import TracingConfig
 from hedgerow.rpc.trace_interceptor import TraceInterceptor
@@ -56,7 +58,9 @@ class ServerConfig(TlsConfig, TracingConfig):
             "help": "seconds from SIGTERM to the end, at most; calls have two thirds of it, or all but 2",
         },
     )
-    log_level: str = field(default="info", metadata={"choices": LEVELS, "help": "least severe event that is logged"})
+    log_level: str = field(
+        default="info", metadata={"choices": LEVELS, "live": True, "help": "least severe event that is logged"}
+    )
     log_format: str = field(default="text", metadata={"choices": FORMS, "help": "lines of key=value, or of JSON"})
     message_limit: int = field(
         default=MESSAGE_LIMIT, metadata={"min": MIB, "max": 1024 * MIB, "help": "bytes of the largest message"}
@@ -71,19 +75,37 @@ class ServerConfig(TlsConfig, TracingConfig):
         },
     )
     public_reflection: bool = field(default=False, metadata={"help": "reflection on the service's port too"})
+    limits_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "file of HEDGEROW_NAME=value lines, for variables that say so below; read again when it changes, "
+            "and on SIGHUP; empty: none"
+        },
+    )
 
 
-async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: ServerConfig, health: Health) -> None:
+async def serve(
+    name: str,
+    register: Callable[[grpc.aio.Server], None],
+    config: ServerConfig,
+    health: Health,
+    live: Live[Any] | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+) -> None:
     """Run a service until SIGTERM or SIGINT; returns when it has drained.
 
     Prints `ready <name> <port> admin=<port>` on stdout at the first SERVING. From the signal on: NOT_SERVING,
     `health.draining` set, no new calls; those in flight are cancelled `ending.calls_until(config.grace)` seconds later,
     and after `config.grace` the process ends, whatever hangs. A second signal ends it at once. Raises ConfigError where
-    a port cannot be bound, or a file for TLS is wrong. Metrics are served from the start to the end of the drain.
+    a port cannot be bound, or a file for TLS or of limits is wrong. Metrics are served from the start to the end of the
+    drain. `live`: what of the configuration may change, where the service itself follows it too. `interceptors` go
+    before those that every service has, on its own port.
     """
     stopping = _catch_signals(config.grace)
-    trace_export.start(name, config)
-    public, admin = _new_server(config, TraceInterceptor(owns=name == "gateway")), _new_server(config)
+    live = Live(config) if live is None else live
+    trace_export.start(name, live.config)
+    tracer = TraceInterceptor(owns=name == "gateway")
+    public, admin = _new_server(config, *interceptors, tracer), _new_server(config)
     register(public)
     for server in (public, admin):
         server.add_generic_rpc_handlers((health.handler(),))
@@ -106,10 +128,12 @@ async def serve(name: str, register: Callable[[grpc.aio.Server], None], config: 
     health.start()
     log.info("listening", name=name, port=port, admin=admin_port)
     announce = asyncio.create_task(_announce(f"ready {name} {port} admin={admin_port}", health))
+    reloading = asyncio.create_task(_reload(live, health))
     try:
         await stopping.wait()
     finally:
         announce.cancel()
+        reloading.cancel()
         await _drain(public, admin, config.grace, health)
         await metrics.stop()
 
@@ -126,6 +150,24 @@ def _catch_signals(grace: float) -> asyncio.Event:
     for each in ending.STOP:
         signal.signal(each, stop)
     return stopping
+
+
+async def _reload(live: Live[Any], health: Health) -> None:
+    """Follow the files that may change; say in the status which content of them is in force."""
+
+    def common(config: ServerConfig) -> None:
+        set_level(config.log_level)
+        trace_export.set_ratio(config.trace_ratio)
+
+    def told() -> None:
+        live.apply()
+        health.facts |= {what: str(state) for what, state in live.reloads.states.items()}
+
+    common(live.config)
+    live.on_change(common)
+    told()
+    live.reloads.export()
+    await live.reloads.run(told)
 
 
 async def _announce(line: str, health: Health) -> None:

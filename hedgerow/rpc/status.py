@@ -36,6 +36,7 @@ TABLE: tuple[tuple[grpc.StatusCode, type[HedgerowError]], ...] = (
     (grpc.StatusCode.NOT_FOUND, errors.SessionDeleted),
     (grpc.StatusCode.ALREADY_EXISTS, errors.AlreadyExists),
     (grpc.StatusCode.UNIMPLEMENTED, errors.Unsupported),
+    (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
     (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
     (grpc.StatusCode.UNAVAILABLE, errors.Unavailable),
     (grpc.StatusCode.ABORTED, errors.Fenced),

@@ -48,6 +48,7 @@ class TracingConfig:
         metadata={
             "min": 0.0,
             "max": 1.0,
+            "live": True,
             "help": "share of requests that are traced, where the caller does not decide",
         },
     )
@@ -60,6 +61,7 @@ class TracingConfig:
 
 
 _provider: TracerProvider | None = None
+_ratio = 1.0
 
 
 def start(service: str, config: TracingConfig) -> None:
@@ -76,16 +78,17 @@ def start(service: str, config: TracingConfig) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import SpanLimits, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+        from opentelemetry.sdk.trace.sampling import ParentBased
     except ImportError as missing:
         raise _not_installed(config.otlp_endpoint, missing) from missing
+    set_ratio(config.trace_ratio)
     sender = _sender(config.otlp_endpoint, address, secure=secure)
     # Each would tell of every span that is dropped and every batch that fails.
     for noisy in ("opentelemetry.sdk._shared_internal", "opentelemetry.exporter.otlp.proto.grpc.exporter"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     limits = SpanLimits(max_events=EVENTS, max_links=LINKS, max_attribute_length=MOST_CONTENT)
     _provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(config.trace_ratio)),
+        sampler=ParentBased(_share()),
         resource=Resource.create(_resource(service)),
         span_limits=limits,
         shutdown_on_exit=False,
@@ -99,12 +102,33 @@ def start(service: str, config: TracingConfig) -> None:
     log.info("traces", endpoint=address, ratio=config.trace_ratio, content=config.trace_content)
 
 
+def set_ratio(ratio: float) -> None:
+    """The share of requests that are traced from now on, where the caller does not decide."""
+    global _ratio
+    _ratio = ratio
+
+
 def stop() -> None:
     """Sends what is left, for LAST seconds at most: the process ends."""
     if _provider is not None:
         last = threading.Thread(target=_provider.shutdown, name="last spans", daemon=True)
         last.start()
         last.join(LAST)
+
+
+def _share() -> Any:
+    from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult, TraceIdRatioBased
+
+    class Share(Sampler):
+        """The ratio of the moment."""
+
+        def should_sample(self, *about: Any, **named: Any) -> SamplingResult:
+            return TraceIdRatioBased(_ratio).should_sample(*about, **named)
+
+        def get_description(self) -> str:
+            return f"TraceIdRatioBased{{{_ratio}}}"
+
+    return Share()
 
 
 def _sender(given: str, address: str, *, secure: bool) -> Any:

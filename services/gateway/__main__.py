@@ -10,20 +10,25 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 
 from hedgerow.certificates import Watched
 from hedgerow.errors import HedgerowError, InvalidRequest
 from hedgerow.rpc import ending
+from hedgerow.rpc.access import AccessInterceptor
 from hedgerow.rpc.config import from_env_or_exit
 from hedgerow.rpc.health import Health
+from hedgerow.rpc.live import Live
 from hedgerow.rpc.logs import get_log, set_up_logging
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.tls import peer_files
 from hedgerow.rpc.work import run_service, serve_while
+from services.gateway.access import Access
 from services.gateway.config import GatewayConfig, addresses
 from services.gateway.creating import ID_BYTES
 from services.gateway.gateway import Gateway
+from services.gateway.keys import Keys, read_keys
 from services.gateway.metrics import Calls, watch_limits, watch_peers, watch_sessions
 from services.gateway.peers import VerifierPeer
 from services.gateway.servicer import SERVICE, GatewayServicer
@@ -39,6 +44,8 @@ log = get_log(__name__)
 
 async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     """Serve until SIGTERM. A fault in the peers' loops ends the process: nothing would work any more."""
+    live = Live(config)
+    config = live.config
     health, owner, tls = Health([SERVICE]), secrets.token_bytes(ID_BYTES), peer_files(config)
     verifiers = open_verifiers(config, owner, tokenizer.vocab_size, health, tls)
     health.report("kvstore", NOT_REACHED)
@@ -49,6 +56,9 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     gateway = Gateway(config, tokenizer, verifiers, store)
     watch_sessions(gateway.table.counts, gateway.held, lambda: gateway.swept)
     watch_limits(config.max_sessions)
+    live.on_change(gateway.limit)
+    live.on_change(lambda changed: watch_limits(changed.max_sessions))
+    access = AccessInterceptor(SERVICE, Access(keys_of(config, live)).admit)
     watch_peers(verifiers, store, lambda: gateway.table.waiting + len(gateway.waiting))
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: log.info("held", **gateway.held()))
 
@@ -56,7 +66,7 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
         releasing = asyncio.create_task(release(gateway, health, config.grace))
         try:
             servicer = GatewayServicer(gateway, Calls(gateway.spans, content=config.trace_content))
-            await serve("gateway", servicer.register, config, health)
+            await serve("gateway", servicer.register, config, health, live, [access])
             await gateway.drained((config.grace - ending.calls_until(config.grace)) * LAST_APPENDS)
         finally:
             gateway.spans.sweep(0.0)
@@ -68,6 +78,17 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
         for verifier in verifiers:
             await verifier.close()
         await store.close()
+
+
+def keys_of(config: GatewayConfig, live: Live[GatewayConfig]) -> Callable[[], Keys] | None:
+    """The keys of the moment; None: there are none, and nobody must have one. Raises ConfigError."""
+    path = config.api_keys_file
+    if path is None:
+        return None
+    file = live.reloads.watch("api keys", path, lambda: read_keys(path))
+    if config.tls_cert is None:
+        log.warning("API keys come over connections without TLS: whoever can read those has the keys")
+    return lambda: file.current()[1]
 
 
 async def release(gateway: Gateway, health: Health, grace: float) -> None:

@@ -33,19 +33,35 @@ class GatewayConfig(ServerConfig):
             "secret": True,
         },
     )
-    max_sessions: int = field(default=1024, metadata={"min": 1, "max": 100_000, "help": "sessions that run at once"})
+    api_keys_file: Path | None = field(
+        default=None,
+        metadata={
+            "help": "file of TENANT KEY lines: every call must carry one of the keys, which decides its tenant; read "
+            "again when it changes; empty: no keys, and the tenant is what the metadata says"
+        },
+    )
+    max_sessions: int = field(
+        default=1024, metadata={"min": 1, "max": 100_000, "live": True, "help": "sessions that run at once"}
+    )
     max_prompt_bytes: int = field(
-        default=4 * MIB, metadata={"min": 1, "max": 512 * MIB, "help": "bytes of a prompt's text, or of its messages"}
+        default=4 * MIB,
+        metadata={"min": 1, "max": 512 * MIB, "live": True, "help": "bytes of a prompt's text, or of its messages"},
     )
     default_max_tokens: int = field(
-        default=4096, metadata={"min": 1, "max": 1 << 24, "help": "max_tokens of a request that names none"}
+        default=4096,
+        metadata={"min": 1, "max": 1 << 24, "live": True, "help": "max_tokens of a request that names none"},
     )
     client_lag: int = field(
         default=2048,
-        metadata={"min": 1, "max": 1 << 24, "help": "tokens a client may be behind before its sequence is held"},
+        metadata={
+            "min": 1,
+            "max": 1 << 24,
+            "live": True,
+            "help": "tokens a client may be behind before its sequence is held",
+        },
     )
     client_patience: float = field(
-        default=60.0, metadata={"min": 0.1, "max": 86_400, "help": "seconds for which a sequence is held"}
+        default=60.0, metadata={"min": 0.1, "max": 86_400, "live": True, "help": "seconds for which a sequence is held"}
     )
     store_patience: float = field(
         default=120.0, metadata={"min": 0.1, "max": 3600, "help": "seconds without the store before sessions end"}
@@ -88,7 +104,12 @@ class GatewayConfig(ServerConfig):
     )
     orphan_seconds: float = field(
         default=30.0,
-        metadata={"min": 0.1, "max": 86_400, "help": "seconds for which a detached session goes on without a client"},
+        metadata={
+            "min": 0.1,
+            "max": 86_400,
+            "live": True,
+            "help": "seconds for which a detached session goes on without a client",
+        },
     )
     session_ttl: float = field(
         default=3600.0,

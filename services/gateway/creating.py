@@ -43,7 +43,7 @@ class Creating:
 
     def __init__(self, table: SessionTable, store: Store, resuming: Resuming, takeover: TakeOver, most: int) -> None:
         self._table, self._store, self._resuming, self._takeover = table, store, resuming, takeover
-        self._most = most
+        self.most = most
         self._creations: dict[str, _Creation] = {}
 
     def __len__(self) -> int:
@@ -70,8 +70,8 @@ class Creating:
         creation = self._creations.get(record.session_id)
         if creation is None:
             count = len(self._table.sessions) + len(self._creations)
-            if count >= self._most:
-                raise Overloaded("the gateway", count, self._most, 1.0)
+            if count >= self.most:
+                raise Overloaded("the gateway", count, self.most, 1.0)
             creation = _Creation(asyncio.create_task(self._write(record, options)))
             self._creations[record.session_id] = creation
         creation.waiting += 1

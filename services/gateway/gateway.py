@@ -6,11 +6,12 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 
-from hedgerow.errors import DeadlineExceeded, HedgerowError, NotFound, SessionUnknown, Unavailable
+from hedgerow.errors import DeadlineExceeded, HedgerowError, NotFound, Unavailable
 from hedgerow.rpc.logs import get_log
+from services.gateway.access import allowed
 from services.gateway.config import GatewayConfig
 from services.gateway.creating import ID_BYTES, Creating, new_record, seconds_until, session_id_of
 from services.gateway.endings import ALL, Endings
@@ -23,6 +24,7 @@ from services.gateway.orphans import Orphans, Sweep
 from services.gateway.peers import FIRST_DELAY, LAST_DELAY, VerifierPeer
 from services.gateway.periodic import every
 from services.gateway.position import Position, check_fields
+from services.gateway.quotas import Quotas
 from services.gateway.resolve import Limits, Resolver, check_model, default_thinking
 from services.gateway.resuming import Resuming
 from services.gateway.session import Options
@@ -32,7 +34,7 @@ from services.gateway.stream import Stream
 from services.gateway.table import SessionTable
 from services.gateway.takeover import TakeOver
 from services.gateway.tokenizer import Tokenizer
-from services.gateway.types import NO_TRACE, Chat, Generation, Model, Record, Trace
+from services.gateway.types import NO_TRACE, Chat, Generation, Model, Trace
 from services.gateway.verifiers import Policy, Verifiers
 from services.gateway.waiting import Waiting
 
@@ -81,6 +83,14 @@ class Gateway:
         self.waiting = Waiting(verifiers, config.verifier_wait_seconds, config.max_sessions, self._count)
         self._orphans = Orphans(self.table, config.orphan_seconds)
         self._expired = Sweep(store, self._endings, config.orphan_seconds)
+        self.quotas = Quotas(self._orphans.of_tenant)
+
+    def limit(self, config: GatewayConfig) -> None:
+        """Other limits from now on, of those that may change; what runs, runs on."""
+        self._creating.most = self._takeover.most = self.waiting.most = config.max_sessions
+        self._resolver.limits = Limits(config.max_prompt_bytes, config.default_max_tokens)
+        self.table.hold(config.client_lag, config.client_patience)
+        self._orphans.patience = self._expired.patience = config.orphan_seconds
 
     async def run(self) -> None:
         """Keep the peers' streams and this gateway's leases, for ever."""
@@ -181,7 +191,7 @@ class Gateway:
         check_fields(at)
         with self.spans.part(trace, "find session"):
             await self._creating.settled(session_id)
-            session = await self._resuming.find(session_id, _allowed(tenant), at, trace)
+            session = await self._resuming.find(session_id, allowed(tenant), at, trace)
         return Stream(session, self._tokenizer.pieces, self._resuming, at, detach=detach)
 
     async def cancel(self, session_id: str, tenant: str) -> bool:
@@ -189,7 +199,7 @@ class Gateway:
         check_bytes("session_id", session_id, KEY_BYTES)
         session = self.table.sessions.get(session_id)
         if session:
-            _allowed(tenant)(session.record)
+            allowed(tenant)(session.record)
             return self.table.cancel(session)
         await self.session(session_id, tenant)
         was_running = await self._store.mark_cancel(session_id)
@@ -201,7 +211,7 @@ class Gateway:
         """What is recorded of a session, without its tokens. Raises InvalidRequest, NotFound, Unavailable."""
         check_bytes("session_id", session_id, KEY_BYTES)
         stored = await self._store.get(session_id, from_offset=ALL)
-        _allowed(tenant)(stored.record)
+        allowed(tenant)(stored.record)
         return stored
 
     async def delete(self, session_id: str, tenant: str) -> bool:
@@ -212,7 +222,7 @@ class Gateway:
         check_bytes("session_id", session_id, KEY_BYTES)
         session = self.table.sessions.get(session_id)
         if session:
-            _allowed(tenant)(session.record)
+            allowed(tenant)(session.record)
             self.table.cancel(session)
             ended = asyncio.Event()
             reader = self.table.read(session, ended.set)
@@ -225,7 +235,7 @@ class Gateway:
             stored = await self._store.get(session_id, from_offset=ALL)
         except NotFound:
             return await self._store.delete(session_id, b"")
-        _allowed(tenant)(stored.record)
+        allowed(tenant)(stored.record)
         return await self._store.delete(session_id, b"")
 
     def models(self) -> Sequence[tuple[Model, bool]]:
@@ -286,13 +296,3 @@ class Gateway:
         self.table.sweep()
         self.waiting.wake()
         self.spans.sweep()
-
-
-def _allowed(tenant: str) -> Callable[[Record], None]:
-    """Raises SessionUnknown where a record is another tenant's."""
-
-    def check(record: Record) -> None:
-        if record.tenant != tenant:
-            raise SessionUnknown(record.session_id)
-
-    return check

@@ -25,11 +25,16 @@ class Orphans:
     """Pauses what runs here without a reader for `patience` seconds of `clock`."""
 
     def __init__(self, table: SessionTable, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._table, self._patience, self._clock = table, patience, clock
+        self._table, self.patience, self._clock = table, patience, clock
         self._since: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._since)
+
+    def of_tenant(self, tenant: str) -> int:
+        """How many of a tenant's sessions run here and had no reader at the last sweep, nor have one now."""
+        found = (self._table.sessions.get(name) for name in self._since)
+        return sum(1 for each in found if each and not each.readers and each.record.tenant == tenant)
 
     def sweep(self) -> None:
         """To be called about once a second."""
@@ -39,7 +44,7 @@ class Orphans:
             if session.readers or session.end is not None or session.pausing:
                 continue
             since = self._since[session.id] = before.get(session.id, now)
-            if now - since >= self._patience:
+            if now - since >= self.patience:
                 self._table.counts.paused += 1
                 log.info("nobody reads it: paused", session=session.id, tokens=session.acked)
                 self._table.pause(session)
@@ -67,7 +72,7 @@ class Sweep:
     def __init__(
         self, store: Store, endings: Endings, patience: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._store, self._endings, self._patience, self._clock = store, endings, patience, clock
+        self._store, self._endings, self.patience, self._clock = store, endings, patience, clock
         self._since: dict[str, float] = {}
         self._cursor = ""
         self.ended = 0
@@ -99,6 +104,6 @@ class Sweep:
             return Finish.CANCELLED
         if session.deadline_unix_ms and time.time_ns() // 1_000_000 >= session.deadline_unix_ms + OVERDUE:
             return Finish.DEADLINE
-        if not session.detach and now - self._since[session.session_id] >= self._patience:
+        if not session.detach and now - self._since[session.session_id] >= self.patience:
             return Finish.CANCELLED  # its client's call has died with its gateway
         return None

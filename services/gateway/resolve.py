@@ -39,9 +39,12 @@ class Resolved(NamedTuple):
     speculation: Speculation
 
 
-@dataclass(frozen=True)
+@dataclass
 class Resolver:
-    """Checks requests against one model. `default_thinking`: whether the model thinks when a chat does not say."""
+    """Checks requests against one model; the limits may change.
+
+    `default_thinking`: whether the model thinks when a chat does not say.
+    """
 
     tokenizer: Tokenizer
     limits: Limits

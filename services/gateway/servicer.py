@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from hedgerow.errors import InvalidRequest
 from hedgerow.v1 import gateway_pb2 as pb
 from hedgerow.v1.common_pb2 import TraceContext
 from hedgerow.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from services.gateway import convert, limits, listing
+from services.gateway.access import caller, tenant_of
 from services.gateway.gateway import Gateway
 from services.gateway.metrics import Call, Calls
 from services.gateway.resolve import INLINE_BYTES
@@ -22,7 +22,6 @@ from services.gateway.stream import Stream
 from services.gateway.types import Generation, Trace
 
 SERVICE = "hedgerow.v1.GatewayService"
-TENANT_KEY = "hedgerow-tenant"  # of the call's metadata
 Context = grpc.aio.ServicerContext[Any, Any]
 Request = TypeVar("Request", pb.GenerateRequest, pb.TokenizeRequest)
 Asked = TypeVar("Asked")
@@ -38,19 +37,21 @@ class GatewayServicer(GatewayServiceServicer):
         """A call that breaks, or is left, closes the stream: that cancels the session unless it is detached."""
         with self._calls.call("generate", _trace(context, request.trace)) as call:
             limits.check_generate(request, self._gateway.context_length)
-            asked = _owned(await _converted(convert.generation, request), context)
+            asked = self._owned(await _converted(convert.generation, request))
             if call.trace.traceparent:
                 asked = dataclasses.replace(asked, trace=call.trace)
             call.asked(asked)
-            stream = await self._gateway.generate(asked, context.time_remaining())
-            async with aclosing(_events(stream, call, with_steps=asked.return_steps)) as events:
-                async for event in events:
-                    yield pb.GenerateResponse(event=event)
+            self._gateway.quotas.generate(caller())
+            with self._gateway.quotas.reading(caller()):
+                stream = await self._gateway.generate(asked, context.time_remaining())
+                async with aclosing(_events(stream, call, with_steps=asked.return_steps)) as events:
+                    async for event in events:
+                        yield pb.GenerateResponse(event=event)
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> AsyncIterator[pb.ResumeResponse]:
         """As Generate, from where the client is."""
-        with self._calls.call("resume", _trace(context)) as call:
-            at, tenant = convert.position(request), _tenant(context)
+        with self._calls.call("resume", _trace(context)) as call, self._gateway.quotas.reading(caller()):
+            at, tenant = convert.position(request), caller().name
             stream = await self._gateway.resume(request.session_id, tenant, at, call.trace, detach=request.detach)
             with_steps = stream.session.record.return_steps
             async with aclosing(_events(stream, call, with_steps=with_steps)) as events:
@@ -59,21 +60,21 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         """Within one step."""
-        return pb.CancelResponse(was_running=await self._gateway.cancel(request.session_id, _tenant(context)))
+        return pb.CancelResponse(was_running=await self._gateway.cancel(request.session_id, caller().name))
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
         """As the store has it."""
-        return convert.session(await self._gateway.session(request.session_id, _tenant(context)))
+        return convert.session(await self._gateway.session(request.session_id, caller().name))
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
         """Those of the caller's tenant that run here."""
         sessions = self._gateway.table.sessions
-        found, cursor = listing.page(sessions, _tenant(context), request.limit, request.cursor)
+        found, cursor = listing.page(sessions, caller().name, request.limit, request.cursor)
         return pb.ListSessionsResponse(sessions=map(convert.running, found), cursor=cursor)
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
         """A running one is cancelled first."""
-        existed = await self._gateway.delete(request.session_id, _tenant(context))
+        existed = await self._gateway.delete(request.session_id, caller().name)
         return pb.DeleteSessionResponse(existed=existed)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
@@ -83,10 +84,16 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """What Generate would use."""
+        self._gateway.quotas.spend(caller())
         limits.check_chat(request, self._gateway.context_length)
         prompt = await _converted(convert.prompt, request)
         assert not isinstance(prompt, tuple), "TokenizeRequest has no token ids"
         return pb.TokenizeResponse(tokens=await self._gateway.tokenize(request.model, prompt))
+
+    def _owned(self, asked: Generation) -> Generation:
+        """With its tenant, and a priority that this one may have. Raises InvalidRequest."""
+        priority = self._gateway.quotas.priority(caller(), asked.priority)
+        return dataclasses.replace(asked, tenant=tenant_of(asked.tenant), priority=priority)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add this service to `server`."""
@@ -117,20 +124,3 @@ def _trace(context: Context, named: TraceContext | None = None) -> Trace:
         return Trace(*limits.known_trace(named.traceparent, named.tracestate))
     metadata = dict(context.invocation_metadata() or ())
     return Trace(*limits.known_trace(str(metadata.get("traceparent", "")), str(metadata.get("tracestate", ""))))
-
-
-def _owned(asked: Generation, context: Context) -> Generation:
-    """With the tenant that the metadata names. Raises InvalidRequest where the request names another one."""
-    tenant = _tenant(context)
-    if not tenant:
-        return asked
-    if asked.tenant not in ("", tenant):
-        raise InvalidRequest("tenant", limits.brief(asked.tenant), f"the metadata's {TENANT_KEY}, or empty")
-    return dataclasses.replace(asked, tenant=tenant)
-
-
-def _tenant(context: Context) -> str:
-    """Whose call it is: the metadata is trusted, whoever put it there. Raises InvalidRequest where it is too long."""
-    tenant = str(dict(context.invocation_metadata() or ()).get(TENANT_KEY, ""))
-    limits.check_bytes(TENANT_KEY, tenant, limits.KEY_BYTES)
-    return tenant

@@ -61,6 +61,11 @@ class SessionTable:
         """Updates of an old attempt, or of a session that is gone."""
         return self.counts.dropped
 
+    def hold(self, lag: int, patience: float) -> None:
+        """From now on: how far a reader may be behind, and for how long its sequence is held then."""
+        self._lag = self._upkeep.lag = lag
+        self._upkeep.patience = patience
+
     @property
     def waiting(self) -> int:
         """Sessions without a verifier."""

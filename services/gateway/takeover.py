@@ -60,7 +60,7 @@ class TakeOver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table, self._store, self._leases = table, store, leases
-        self._most, self._patience, self._clock = most, patience, clock
+        self.most, self._patience, self._clock = most, patience, clock
         self.settled = settled or leases.released
         self._taking: dict[str, asyncio.Task[Session | None]] = {}
         self._unsure: dict[str, None] = {}  # sessions of which a grant may have been lost on its way
@@ -94,8 +94,8 @@ class TakeOver:
             return running
         if self.closed is not None:
             raise self.closed
-        if len(self._table.sessions) >= self._most:
-            raise Overloaded("the gateway", len(self._table.sessions), self._most, 1.0)
+        if len(self._table.sessions) >= self.most:
+            raise Overloaded("the gateway", len(self._table.sessions), self.most, 1.0)
         granted = await self._granted(known, forced)
         if granted is None:
             return None
@@ -157,7 +157,7 @@ class TakeOver:
     def doubt(self, session_id: str) -> None:
         """This gateway may have the session's lease without knowing, and does not run it."""
         self._unsure[session_id] = None
-        if len(self._unsure) > self._most:
+        if len(self._unsure) > self.most:
             del self._unsure[next(iter(self._unsure))]
 
     def __contains__(self, session_id: str) -> bool:

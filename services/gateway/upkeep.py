@@ -44,7 +44,7 @@ class Upkeep:
     """
 
     def __init__(self, host: Host, verifiers: Verifiers, lag: int, patience: float, clock: Callable[[], float]) -> None:
-        self._host, self._verifiers, self._lag, self._patience, self._clock = host, verifiers, lag, patience, clock
+        self._host, self._verifiers, self.lag, self.patience, self._clock = host, verifiers, lag, patience, clock
 
     def sweep(self) -> None:
         """To be called some ten times a second."""
@@ -61,9 +61,9 @@ class Upkeep:
                 self._host.cancel(session, Finish.DEADLINE)
             elif session.heard_at is not None and now - session.heard_at >= QUIET and not session.may_be_held:
                 self._doubt(session, now, now - session.heard_at)
-            elif session.held_since is not None and now - session.held_since > self._patience:
+            elif session.held_since is not None and now - session.held_since > self.patience:
                 behind = session.acked - max((reader.cursor for reader in session.readers), default=0)
-                self._host.cancel(session, Finish.ERROR, Overloaded("the client's stream", behind, self._lag, 1.0))
+                self._host.cancel(session, Finish.ERROR, Overloaded("the client's stream", behind, self.lag, 1.0))
 
     def refresh(self, age: float) -> None:
         """Append nothing to sessions whose last append is `age` seconds old: what runs must not expire."""

@@ -14,6 +14,7 @@ from services.gateway import convert
 from services.gateway.limits import known_trace
 from services.gateway.messages import Start
 from services.gateway.outgoing import MESSAGE_BYTES, At, Outgoing, Told
+from services.gateway.quotas import Quotas
 from services.gateway.servicer import GatewayServicer
 from services.gateway.types import Trace
 from tests.unit.gateway_peers import record
@@ -35,6 +36,7 @@ class GatewayOfNothing:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.quotas = Quotas(lambda tenant: 0)
 
     async def generate(self, asked: object, seconds_left: float | None) -> None:
         self.asked.append(asked)

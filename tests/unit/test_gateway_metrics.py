@@ -18,6 +18,7 @@ from hedgerow.v1 import gateway_pb2 as pb
 from services.gateway.messages import End, Usage
 from services.gateway.metrics import COUNTED, LEFT, OUTCOMES, Calls, watch_sessions
 from services.gateway.ports import Counts
+from services.gateway.quotas import Quotas
 from services.gateway.servicer import GatewayServicer
 from services.gateway.session import Session
 from services.gateway.stream import Chunk, Finished, Started
@@ -133,6 +134,11 @@ def test_what_sessions_count_is_exported_as_it_is() -> None:
 class NoVerifier:
     """A gateway that cannot even say how long a prompt may be."""
 
+    quotas = Quotas(lambda tenant: 0)
+
+    async def resume(self, *about: object, **named: object) -> None:
+        raise errors.InvalidRequest("session_id", "200 bytes", "at most 128 bytes")
+
     @property
     def context_length(self) -> int:
         raise errors.Unavailable("verifier", "no stream to one that takes sessions is open")
@@ -155,7 +161,7 @@ async def test_what_is_refused_at_once_is_counted_and_has_a_span(
     named = common.TraceContext(traceparent=TRACEPARENT)
     answers: Any = servicer.Generate(pb.GenerateRequest(text="x", trace=named), NoContext())  # type: ignore[arg-type]
     if method == "resume":
-        answers = servicer.Resume(pb.ResumeRequest(session_id="s"), TenantOf("t" * 200))  # type: ignore[arg-type]
+        answers = servicer.Resume(pb.ResumeRequest(session_id="s"), NoContext())  # type: ignore[arg-type]
     with pytest.raises(errors.HedgerowError):
         await anext(answers)
     assert calls(method, outcome) == before + 1
@@ -164,13 +170,3 @@ async def test_what_is_refused_at_once_is_counted_and_has_a_span(
     if method == "generate":
         assert span.parent is not None
         assert f"{span.parent.span_id:016x}" == TRACEPARENT.split("-")[2]
-
-
-class TenantOf:
-    """A call of a tenant."""
-
-    def __init__(self, tenant: str) -> None:
-        self._tenant = tenant
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("hedgerow-tenant", self._tenant),)

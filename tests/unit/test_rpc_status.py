@@ -30,6 +30,7 @@ SAMPLES: list[tuple[errors.HedgerowError, grpc.StatusCode]] = [
     (errors.Internal("oops"), grpc.StatusCode.INTERNAL),
     (errors.KeyConflict("sampling.seed", "s"), grpc.StatusCode.ABORTED),
     (errors.SessionFailed("s"), grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.Unauthenticated("no API key"), grpc.StatusCode.UNAUTHENTICATED),
 ]
 
 

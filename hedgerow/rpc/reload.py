@@ -1,0 +1,107 @@
+"""Files of a service that change while it runs, by name: what is in force, since when, and whether the newest one is.
+
+A file that is not sound is told of in one line of the log and in a metric, and what was in force stays. What depends on
+a file may ask it at each use (`Watched.current`); `run` looks at all of them each second for what has to be told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from hedgerow.errors import HedgerowError
+from hedgerow.rpc import telemetry
+from hedgerow.rpc.logs import get_log
+from hedgerow.watched import Watched
+
+Held = TypeVar("Held")
+EVERY = 1.0  # seconds
+log = get_log(__name__)
+
+
+@dataclass
+class State:
+    """Of one file. `refused`: why the newest is not in force, "" where it is."""
+
+    generation: int = 1
+    taken: float = field(default_factory=time.time)
+    refused: str = ""
+
+    def complain(self, why: HedgerowError) -> None:
+        """The newest file is not sound."""
+        self.refused = why.message
+
+    def take(self, changed: bool) -> None:
+        """The newest file is in force."""
+        self.refused = ""
+        if changed:
+            self.generation, self.taken = self.generation + 1, time.time()
+
+    def __str__(self) -> str:
+        when = datetime.fromtimestamp(self.taken, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        text = f"generation {self.generation} of {when}"
+        return f"{text}; the newest file is not taken: {self.refused}" if self.refused else text
+
+
+class Reloads:
+    """The files of one process."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, State] = {}
+        self._files: list[Watched[object]] = []
+
+    def watch(self, what: str, path: Path, read: Callable[[], Held]) -> Watched[Held]:
+        """`read` reads `path`. Raises what it raises, now; later on that is told, and what was read before stays."""
+        state = self.states[what] = State()
+
+        def complain(why: HedgerowError) -> None:
+            state.complain(why)
+            log.error("a changed file is not taken; what was in force stays", what=what, file=path, why=why.message)
+
+        def take(changed: bool) -> None:
+            state.take(changed)
+            log.info("taken again", what=what, file=path, generation=state.generation, changed=changed)
+
+        file = Watched([path], read, complain, take)
+        self._files.append(file)  # type: ignore[arg-type]  # nobody puts anything into it
+        return file
+
+    def look(self, *, again: bool = False) -> None:
+        """At all files, now. `again`: read those that did not change, too."""
+        for file in self._files:
+            file.current(again=again)
+
+    def export(self) -> None:
+        """To the metrics, by file."""
+        self._export(
+            "hedgerow_reload_generation", "Which content of a file is in force, from 1.", lambda s: s.generation
+        )
+        self._export("hedgerow_reload_taken_seconds", "Since when it is, in Unix seconds.", lambda s: s.taken)
+        text = "1 where the newest file is not sound, and the one before is in force."
+        self._export("hedgerow_reload_refused", text, lambda s: bool(s.refused))
+
+    async def run(self, then: Callable[[], None]) -> None:
+        """Look each second, and again at SIGHUP, for ever; call `then` after each look."""
+
+        def look(*, again: bool = False) -> None:
+            self.look(again=again)
+            then()
+
+        if self._files:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, partial(look, again=True))
+        while True:
+            await asyncio.sleep(EVERY)
+            look()
+
+    def _export(self, name: str, text: str, read: Callable[[State], float]) -> None:
+        def numbers() -> dict[str, float]:
+            return {what: float(read(state)) for what, state in self.states.items()}
+
+        telemetry.watch(name, text, numbers, "file", goes_down=True)
