@@ -25,7 +25,7 @@ from services.gateway.peers import FIRST_DELAY, LAST_DELAY, VerifierPeer
 from services.gateway.periodic import every
 from services.gateway.position import Position, check_fields
 from services.gateway.quotas import Quotas
-from services.gateway.resolve import Limits, Resolver, check_model, default_thinking
+from services.gateway.resolve import Limits, Resolver, default_thinking
 from services.gateway.resuming import Resuming
 from services.gateway.session import Options
 from services.gateway.spans import Spans
@@ -157,6 +157,7 @@ class Gateway:
         """
         seconds = seconds_until(asked, seconds_left)
         deadline = None if seconds is None else time.monotonic() + seconds
+        self.waiting.check(asked.model)
         model = self.waiting.model(asked.model)
         if model is None:
             with self.spans.part(asked.trace, "wait for a verifier"):
@@ -248,7 +249,8 @@ class Gateway:
 
     async def tokenize(self, model: str, prompt: str | Chat | None) -> list[int]:
         """The ids of text or messages. Raises InvalidRequest, Unsupported, Unavailable."""
-        check_model(model, self.waiting.known(model))
+        self.waiting.check(model)
+        self.waiting.known(model)
         return await self._resolver.encode(prompt)
 
     def _count(self) -> int:

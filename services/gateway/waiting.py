@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from hedgerow.errors import DeadlineExceeded, HedgerowError, Overloaded, Unavailable
+from hedgerow.errors import DeadlineExceeded, HedgerowError, InvalidRequest, Overloaded, Unavailable
+from services.gateway.limits import brief
 from services.gateway.ports import Verifier
 from services.gateway.types import Model
 
@@ -41,10 +42,16 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def check(self, name: str) -> None:
+        """Raises InvalidRequest for a name that no verifier has, and for none where there are several."""
+        names = sorted({v.model.name for v in self._verifiers if v.model})
+        if names and name not in names and (name or len(names) > 1):
+            raise InvalidRequest("model", brief(name), f"one of: {', '.join(names)}")
+
     def model(self, name: str = "") -> Model | None:
-        """The model of this name where a verifier serves it, else of any that takes sessions."""
+        """The model of this name, or any, where a verifier of it takes sessions."""
         open_ = [v.model for v in self._verifiers if v.model and v.attached and not v.draining]
-        return next((model for model in open_ if model.name == name), open_[0] if open_ else None)
+        return next((model for model in open_ if name in ("", model.name)), None)
 
     def known(self, name: str = "") -> Model:
         """As `model`; where there is none, what one served before it went. Raises Unavailable where none was seen."""
@@ -59,8 +66,9 @@ class Waiting:
     async def opened(self, name: str, deadline: float | None) -> Model:
         """As `model`, now or when there is one. `deadline` by the clock.
 
-        Raises Unavailable, Overloaded, DeadlineExceeded.
+        Raises InvalidRequest as `check` does; Unavailable, Overloaded, DeadlineExceeded.
         """
+        self.check(name)
         if (model := self.model(name)) is not None:
             return model
         now = self._clock()
@@ -76,6 +84,7 @@ class Waiting:
             async with asyncio.timeout(min(left, self._seconds)):
                 while (model := self.model(name)) is None:
                     await self._wait()
+                    self.check(name)  # it may be another model that came back
         except TimeoutError:
             if left <= self._seconds:
                 raise DeadlineExceeded("no verifier took sessions before the deadline") from None

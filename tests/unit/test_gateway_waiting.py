@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hedgerow.errors import DeadlineExceeded, Overloaded, Unavailable
+from hedgerow.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from services.gateway.types import Model
 from services.gateway.waiting import Patient, Waiting
 from tests.polling import soon
@@ -68,6 +68,37 @@ async def test_a_verifier_that_comes_and_goes_again_wakes_nobody_for_nothing() -
     rig.verifier.attached = True
     rig.waiting.wake()
     await call
+
+
+async def test_of_several_models_one_has_to_be_named() -> None:
+    """A request that named none got whichever came first, and one whose group restarted was told of the other."""
+    rig, other = Rig(), RecordingEngine("v2")
+    other.model = OTHER
+    both = Waiting([rig.verifier, other], 5.0, 3, lambda: 0, rig.clock)
+    both.wake()
+    for name in ("", "gpt-7"):
+        with pytest.raises(InvalidRequest) as refused:
+            await both.opened(name, None)
+        assert (refused.value.field, refused.value.value, refused.value.limit) == ("model", name, "one of: m, other")
+    assert (await both.opened("other", None)).name == "other"
+    call = asyncio.create_task(both.opened("m", None))  # whose group restarts
+    await soon(lambda: len(both) == 1)
+    both.wake()
+    await asyncio.sleep(0)
+    assert not call.done()
+    rig.verifier.attached = True
+    both.wake()
+    assert (await call).name == "m"
+
+
+async def test_a_call_that_waits_for_a_model_is_told_when_another_one_came_in_its_place() -> None:
+    rig = Rig()
+    call = asyncio.create_task(rig.call("m"))
+    await soon(lambda: len(rig.waiting) == 1)
+    rig.verifier.attached, rig.verifier.model = True, OTHER
+    rig.waiting.wake()
+    with pytest.raises(InvalidRequest, match="one of: other"):
+        await call
 
 
 async def test_after_the_bound_a_call_gets_a_hint_to_come_again() -> None:
