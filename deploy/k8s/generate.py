@@ -8,6 +8,7 @@ In values.yaml a comment "# -- text" describes the next key. At its end may stan
     @open             a Kubernetes object or list, taken as it is
     @env              variables by name, none of which is HEDGEROW_*
     @config SERVICE   that service's settings, by the names of its configuration's fields in lower case
+    @live SERVICE     those of them that may change while it runs
 Every other key must be one of values.yaml, of the type that it has there.
 """
 
@@ -45,7 +46,7 @@ SET = {
     "drafter": OURS | {"target_path"},
     "kvstore": OURS | {"redis_url"},
 }
-COMMENT = re.compile(r"^(?P<text>.*?)(?: @(?P<mark>schema|open|env|config)(?: (?P<rest>.*))?)?$")
+COMMENT = re.compile(r"^(?P<text>.*?)(?: @(?P<mark>schema|open|env|config|live)(?: (?P<rest>.*))?)?$")
 QUANTITIES = {"shm", "maxmemory", "size"}
 
 
@@ -61,8 +62,8 @@ class Key:
     def schema(self) -> dict[str, Any]:
         """Of its value."""
         described = {"description": self.text} if self.text else {}
-        if self.mark == "config":
-            return described | config_schema(self.rest)
+        if self.mark in ("config", "live"):
+            return described | config_schema(self.rest, live=self.mark == "live")
         if self.mark == "env":
             names = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^HEDGEROW_"}}
             return described | {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
@@ -92,7 +93,7 @@ def keys(text: str) -> Iterator[Key]:
         comment = ""
 
 
-def config_schema(service: str) -> dict[str, Any]:
+def config_schema(service: str, *, live: bool = False) -> dict[str, Any]:
     """The settings of a service that the values may say, with the limits that the service itself checks."""
     config = SERVICES[service]
     assert dataclasses.is_dataclass(config)
@@ -100,7 +101,7 @@ def config_schema(service: str) -> dict[str, Any]:
     fields = {
         field.name: field_schema(hints[field.name], field.metadata)
         for field in dataclasses.fields(config)
-        if field.name not in SET[service]
+        if (field.metadata.get("live") if live else field.name not in SET[service])
     }
     return {"type": "object", "properties": fields, "additionalProperties": False}
 
@@ -145,8 +146,8 @@ def readme(found: list[Key]) -> str:
     for key in found:
         shown = json.dumps(key.value)
         text = key.text.replace("|", "\\|")
-        if key.mark == "config":
-            names = sorted(config_schema(key.rest)["properties"])
+        if key.mark in ("config", "live"):
+            names = sorted(config_schema(key.rest, live=key.mark == "live")["properties"])
             text += ": " + ", ".join(f"`{name}`" for name in names)
         parts.append(f"| `{'.'.join(key.path)}` | `{shown}` | {text} |\n")
     return "".join(parts)

@@ -39,6 +39,7 @@ LOAD: Mapping[str, Mapping[str, str]] = {
         "too few replicas": "hedgerow_kvstore_redis_shortfalls_total",
     },
 }
+FACTS = ("model", "limits", "api keys")
 SPANS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -79,7 +80,7 @@ def row(address: str, answer: ProcessStatus | HedgerowError) -> Sequence[str]:
         return ("?", address, "no answer" if away else "no status", "", "", answer.message)
     state = "draining" if answer.draining else "serving" if answer.serving else "not serving"
     said = [f"{name}: {why}" for name, why in sorted(answer.troubles.items())]
-    said += [f"{name} {fact}" for name, fact in answer.facts.items() if name == "model"]
+    said += [f"{name} {fact}" for name, fact in answer.facts.items() if name in FACTS]
     numbers = {what: answer.numbers.get(name) for what, name in LOAD.get(answer.service, {}).items()}
     said += [f"{what} {number:.0f}" for what, number in numbers.items() if number is not None]
     return (answer.service, address, state, answer.version, span(answer.uptime_seconds), ", ".join(said))

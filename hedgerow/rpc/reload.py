@@ -94,8 +94,8 @@ class Reloads:
             self.look(again=again)
             then()
 
-        if self._files:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, partial(look, again=True))
+        # Without any file, too: by default the signal would end the process.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, partial(look, again=True))
         while True:
             await asyncio.sleep(EVERY)
             look()

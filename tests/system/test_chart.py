@@ -14,8 +14,23 @@ import pytest
 import yaml
 
 from deploy.configuration import SERVICES
-from hedgerow.rpc.config import from_env
-from tests.system.tools import CHART, ROOT, SECRETS, VALUES, chosen, helm, named, pod_specs, render, template, tool
+from hedgerow.rpc.config import from_env, overlaid
+from services.gateway.config import GatewayConfig
+from services.gateway.keys import Tenant, read_keys
+from tests.system.tools import (
+    API_KEY,
+    CHART,
+    ROOT,
+    SECRETS,
+    VALUES,
+    chosen,
+    helm,
+    named,
+    pod_specs,
+    render,
+    template,
+    tool,
+)
 
 pytestmark = pytest.mark.system
 GOLDEN = Path(__file__).parent / "golden"
@@ -35,6 +50,8 @@ MATRIX: list[tuple[str, ...]] = [
     ("weights.source=pvc", "weights.claimName=weights", "weights.convert.enabled=true", "weights.convert.args={k2.6}"),
     ("images.registry=registry.example.org/team", f"images.slim.digest=sha256:{'0' * 64}", "images.pullSecrets={pull}"),
     ("gateway.config.message_limit=67108864", "gateway.env.OTEL_SERVICE_NAME=gateway", "labels.team=serving"),
+    ("apiKeys.enabled=true", f"apiKeys.keys=acme {API_KEY} concurrent=2", "gateway.limits.max_sessions=67108"),
+    ("apiKeys.enabled=true", "apiKeys.existingSecret=keys", "gateway.limits.log_level=debug"),
     ("gateway.service.type=LoadBalancer", "gateway.priorityClassName=high", "verifier.spread=none"),
 ]
 CASES = [(values, ()) for values in VALUES] + [("values-laptop", sets) for sets in MATRIX[1:]]
@@ -135,9 +152,36 @@ def test_secrets_are_in_secrets_alone(values: str, sets: tuple[str, ...]) -> Non
     for each in objects:
         if each["kind"] != "Secret":
             text = yaml.safe_dump(each)
-            assert not [secret for secret in SECRETS.values() if secret in text], each["metadata"]["name"]
+            planted = (*SECRETS.values(), API_KEY)
+            assert not [secret for secret in planted if secret in text], each["metadata"]["name"]
     if not any("existingSecret=mine" in each for each in sets):
         assert SECRETS["tenantSecret"] == named(objects, "Secret", "-secrets")["stringData"]["tenant-secret"]
+
+
+def test_keys_and_limits_are_files_that_the_gateway_reads_and_that_change_without_a_restart(tmp_path: Path) -> None:
+    sets = ("apiKeys.enabled=true", f"apiKeys.keys=acme {API_KEY} concurrent=2", "gateway.limits.max_sessions=67108")
+    objects = render("values", *sets)
+    limits = tmp_path / "limits"
+    limits.write_text(named(objects, "ConfigMap", "-gateway-limits")["data"]["gateway"])
+    config = GatewayConfig(verifier="v", kvstore="k", model_path=Path("m"))
+    assert overlaid(config, limits).max_sessions == 67108
+    keys = tmp_path / "keys"
+    secret = named(objects, "Secret", "-api-keys")["stringData"]
+    keys.write_text(secret["api-keys"])
+    found = read_keys(keys)
+    assert found.tenant(API_KEY) == Tenant("acme", concurrent=2)
+    assert found.tenant(secret["test-key"]) == Tenant("helm-test", concurrent=4)
+    pod = pod_specs(objects)["Deployment/demo-hedgerow-gateway"]
+    data = named(objects, "ConfigMap", "-gateway")["data"]
+    mounted = {each["mountPath"]: each for each in pod["containers"][0]["volumeMounts"]}
+    for variable in ("HEDGEROW_LIMITS_FILE", "HEDGEROW_API_KEYS_FILE"):
+        assert "subPath" not in mounted[str(Path(data[variable]).parent)], "such a file never changes"
+    (tested,) = (spec for where, spec in pod_specs(objects).items() if where.startswith("Pod/"))
+    (given,) = tested["containers"][0]["env"]
+    assert given["valueFrom"]["secretKeyRef"] == {"name": "demo-hedgerow-api-keys", "key": "test-key"}
+    other = render("values", sets[0], "apiKeys.keys=lab another-key-0123456789", "gateway.limits.max_sessions=1")
+    annotations = [named(each, "Deployment", "-gateway")["spec"]["template"]["metadata"] for each in (objects, other)]
+    assert annotations[0] == annotations[1], "pods are not restarted for it"
 
 
 def test_gateways_know_every_group_by_its_name() -> None:
@@ -148,6 +192,15 @@ def test_gateways_know_every_group_by_its_name() -> None:
         assert settings["HEDGEROW_VERIFIER"].split(",") == [
             f"demo-hedgerow-verifier-{group}.demo-hedgerow-verifier.serving.svc.cluster.local:7411" for group in (0, 1)
         ]
+
+
+def test_alerts_link_to_where_the_runbooks_are_read() -> None:
+    url = "https://docs.example.org/runbooks"
+    for sets, begin in (((), "docs/runbooks.md#"), ((f"metrics.prometheusRule.runbooks={url}",), f"{url}#")):
+        rule = named(render("values", "metrics.prometheusRule.enabled=true", *sets), "PrometheusRule")
+        rules = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+        assert len(rules) > 20
+        assert all(each["annotations"]["runbook_url"] == begin + each["alert"].lower() for each in rules)
 
 
 def test_large_numbers_stay_whole() -> None:
@@ -173,6 +226,11 @@ def test_a_drained_node_takes_one_group_at_a_time() -> None:
         ("gateway.config.listen=0.0.0.0:1", "listen"),
         ("gateway.config.tenant_secret=x", "tenant_secret"),
         ("kvstore.config.redis_url=x", "redis_url"),
+        ("gateway.config.api_keys_file=x", "api_keys_file"),
+        ("gateway.limits.lease_seconds=5", "lease_seconds"),
+        ("gateway.limits.max_sessions=0", "max_sessions"),
+        ("apiKeys.enabled=true", "apiKeys.keys"),
+        ("apiKeys.key=x", "key"),
         ("gateway.env.HEDGEROW_LISTEN=x", "HEDGEROW_LISTEN"),
         ("images.slim.tag=latest", "tag"),
         ("images.slim.digest=sha256:abc", "digest"),

@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import yaml
@@ -27,7 +28,7 @@ RULES = ROOT / "deploy" / "observability" / "rules.yaml"
 METRIC = re.compile(r"(?:hedgerow|process)_\w+(?:\{[^}]*\})?|up\{[^}]*\}")
 WINDOW = "20s"
 # No series until something of the kind has happened.
-NEVER = "hedgerow_verifier_refused_trees_total"
+NEVER = ("hedgerow_verifier_refused_trees_total", "hedgerow_tls_expiry_seconds")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ def watched(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         name: {"METRICS_ADDRESS": f"127.0.0.1:{port}", "OTLP_ENDPOINT": f"127.0.0.1:{ports[4]}"}
         for name, port in zip(names, ports, strict=False)
     }
+    limits = tmp_path_factory.mktemp("limits") / "limits"
+    limits.write_text("HEDGEROW_MAX_SESSIONS=64\n")
+    settings["gateway"]["LIMITS_FILE"] = str(limits)
     config = StackConfig(
         ROOT, models.target, tmp_path_factory.mktemp("data"), drafter=models.drafter, settings=settings
     )
@@ -108,6 +112,34 @@ def test_what_happened_fires_and_nothing_else_does(watched: Watched) -> None:
     assert found <= loud | {"HedgerowCommitsSlow", "HedgerowRedisSlow", "HedgerowDraftsMissed", "HedgerowTokensSlow"}, (
         found
     )
+
+
+CERTIFICATES = """
+rule_files: [{rules}]
+evaluation_interval: 1h
+tests:
+  - interval: 1h
+    input_series:
+      - series: hedgerow_tls_expiry_seconds{{instance="a"}}
+        values: 777600x240
+    alert_rule_test:
+      - {{eval_time: 40h, alertname: HedgerowCertificateExpires, exp_alerts: []}}
+      - eval_time: 60h
+        alertname: HedgerowCertificateExpires
+        exp_alerts:
+          - exp_labels: {{severity: critical, instance: a}}
+            exp_annotations:
+              summary: the certificate of a expires in 6d 12h 0m 0s
+              runbook_url: docs/runbooks.md#hedgerowcertificateexpires
+"""
+
+
+def test_a_certificate_that_ends_in_seven_days_is_an_alert(tmp_path: Path) -> None:
+    """One of nine days: quiet while it has more than seven, told from then on."""
+    case = tmp_path / "case.yaml"
+    case.write_text(CERTIFICATES.format(rules=RULES))
+    done = subprocess.run([tool("promtool"), "test", "rules", str(case)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_promtool_takes_the_rules() -> None:

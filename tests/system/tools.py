@@ -17,6 +17,7 @@ CHART = ROOT / "deploy" / "k8s" / "hedgerow"
 KUBERNETES = "1.34"  # what templates are rendered for
 # Given, so that renders are the same every time; and planted, so that a test finds where they end up.
 SECRETS = {"tenantSecret": "planted-tenant-secret", "redisPassword": "plantedRedisPassword"}
+API_KEY = "planted-api-key-0123456789"
 VALUES = ("values", "values-laptop", "values-h200", "values-pro6000")
 
 

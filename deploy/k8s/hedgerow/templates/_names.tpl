@@ -40,6 +40,10 @@ labels:
 {{- default (printf "%s-secrets" (include "hedgerow.name" .)) .Values.secrets.existingSecret -}}
 {{- end }}
 
+{{- define "hedgerow.apiKeysSecret" -}}
+{{- default (printf "%s-api-keys" (include "hedgerow.name" .)) .Values.apiKeys.existingSecret -}}
+{{- end }}
+
 {{- define "hedgerow.serviceAccount" -}}
 {{- $made := ternary (include "hedgerow.name" .) "default" .Values.serviceAccount.create -}}
 {{- default $made .Values.serviceAccount.name -}}

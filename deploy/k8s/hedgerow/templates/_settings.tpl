@@ -1,5 +1,12 @@
-{{/* A service's HEDGEROW_* variables as YAML: what the chart knows, over them what the values say. Whole numbers stay
-     whole: YAML numbers are floats here, and 67108864 would become 6.7108864e+07. root, service, listen, ports */}}
+{{/* A setting's text. Whole numbers stay whole: YAML numbers are floats here, and 67108864 would become 6.7108864e+07. */}}
+{{- define "hedgerow.text" -}}
+{{- $text := toString .value -}}
+{{- if kindIs "float64" .value -}}{{- if eq (floor .value) .value -}}{{- $text = toString (int64 .value) -}}{{- end -}}{{- end -}}
+{{- if kindIs "invalid" .value -}}{{- $text = "" -}}{{- end -}}
+{{- $text -}}
+{{- end }}
+
+{{/* A service's HEDGEROW_* variables as YAML: what the chart knows, over them what the values say. root, service */}}
 {{- define "hedgerow.settings" -}}
 {{- $root := .root -}}
 {{- $name := include "hedgerow.name" $root -}}
@@ -23,6 +30,8 @@
 {{- $_ := set $settings "VERIFIER" (include "hedgerow.verifierAddresses" $root) -}}
 {{- $_ := set $settings "KVSTORE" (printf "%s-kvstore.%s.svc.%s:7411" $name $root.Release.Namespace $root.Values.network.clusterDomain) -}}
 {{- $_ := set $settings "MODEL_PATH" $root.Values.model.path -}}
+{{- $_ := set $settings "LIMITS_FILE" "/etc/hedgerow/limits/gateway" -}}
+{{- if $root.Values.apiKeys.enabled -}}{{- $_ := set $settings "API_KEYS_FILE" "/etc/hedgerow/api-keys/api-keys" -}}{{- end -}}
 {{- else if eq .service "verifier" -}}
 {{- $_ := set $settings "MODEL_PATH" $root.Values.model.path -}}
 {{- $_ := set $settings "MODEL_NAME" $root.Values.model.name -}}
@@ -43,10 +52,7 @@
 {{- end -}}
 {{- end -}}
 {{- range $field, $value := $values.config -}}
-{{- $text := toString $value -}}
-{{- if kindIs "float64" $value -}}{{- if eq (floor $value) $value -}}{{- $text = toString (int64 $value) -}}{{- end -}}{{- end -}}
-{{- if kindIs "invalid" $value -}}{{- $text = "" -}}{{- end -}}
-{{- $_ := set $settings (upper $field) $text -}}
+{{- $_ := set $settings (upper $field) (include "hedgerow.text" (dict "value" $value)) -}}
 {{- end -}}
 {{- range $field, $value := $settings }}
 HEDGEROW_{{ $field }}: {{ $value | quote }}
