@@ -129,24 +129,34 @@ class Comparison:
         return {"offset": offset, "position": len(job.prompt) + offset, "plain": a, "tree": b, "logit_gap": gap}
 
 
-def cells(prompts: int) -> Iterator[Cell]:
-    """Block by block, so that a part of the run holds every setting; random trees, which take longest, first."""
-    for block in range(-(-min(prompts, RANDOM_PROMPTS) // BLOCK)):
-        yield from (Cell(setting, "random", block) for setting in SETTINGS)
-    for block in range(-(-prompts // BLOCK)):
-        yield from (Cell(setting, "drafter", block) for setting in SETTINGS)
+class Extent(NamedTuple):
+    """How much is run."""
+
+    prompts: int
+    random: int  # of these, with random trees too
+    block: int
+    settings: tuple[str, ...]
+    budgets: tuple[int, ...]
+    batches: tuple[int, ...]
+
+    def cells(self) -> Iterator[Cell]:
+        """Block by block, so that a part of the run holds every setting; random trees, which take longest, first."""
+        for block in range(-(-min(self.prompts, self.random) // self.block)):
+            yield from (Cell(setting, "random", block) for setting in self.settings)
+        for block in range(-(-self.prompts // self.block)):
+            yield from (Cell(setting, "drafter", block) for setting in self.settings)
+
+    def members(self, cell: Cell) -> list[int]:
+        most = min(self.prompts, self.random) if cell.trees == "random" else self.prompts
+        return list(range(cell.block * self.block, min((cell.block + 1) * self.block, most)))
 
 
-def members(cell: Cell, prompts: int) -> list[int]:
-    most = min(prompts, RANDOM_PROMPTS) if cell.trees == "random" else prompts
-    return list(range(cell.block * BLOCK, min((cell.block + 1) * BLOCK, most)))
-
-
-def run_cell(comparison: Comparison, cell: Cell, prompts: int) -> Tally:
+def run_cell(comparison: Comparison, cell: Cell, extent: Extent) -> Tally:
     tally = Tally()
-    for batch in BATCHES:
-        for budget in BUDGETS if cell.trees == "drafter" else BUDGETS[1:]:
-            tally.add(comparison.run(cell.setting, members(cell, prompts), budget, batch, cell.trees))
+    for batch in extent.batches:
+        for budget in extent.budgets:
+            if budget or cell.trees == "drafter":
+                tally.add(comparison.run(cell.setting, extent.members(cell), budget, batch, cell.trees))
     return tally
 
 
@@ -154,7 +164,7 @@ def load(args: argparse.Namespace) -> Subjects:
     torch.set_num_threads(args.threads)
     if args.tiny:
         return Subjects.tiny(engine=args.engine)
-    return Subjects.read(args.model, args.drafter, args.heads, most_tokens=1024, engine=args.engine)
+    return Subjects.read(args.model, args.drafter, args.heads, most_tokens=1024, engine=args.engine, device=args.device)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -170,19 +180,21 @@ def run_cells(args: argparse.Namespace) -> int:
     subjects = load(args)
     comparison, failed = Comparison(subjects, args.tokens), 0
     count = min(args.prompts, len(subjects.prompts))
-    identity = subjects.identity | {"tokens_each": args.tokens}
+    lists = tuple(args.settings), tuple(args.budgets), tuple(args.batches)
+    extent = Extent(count, args.random_prompts, args.block, *lists)
+    identity = subjects.identity | {"tokens_each": args.tokens, "extent": [list(part) for part in lists]}
     until = time.monotonic() + args.seconds if args.seconds else None
-    for cell in cells(count):
+    for cell in extent.cells():
         path = args.results / f"{cell.name}.json"
         with taken(path.with_suffix(".lock")) as free:
             done = read(path)
-            if not free or (done and done["identity"] == identity and done["prompts"] == members(cell, count)):
+            if not free or (done and done["identity"] == identity and done["prompts"] == extent.members(cell)):
                 continue
             if until is not None and time.monotonic() > until:
                 print("time is over; run again to go on", flush=True)
                 break
-            tally = run_cell(comparison, cell, count)
-            result = {"cell": cell.name, "prompts": members(cell, count), "identity": identity, "machine": machine()}
+            tally = run_cell(comparison, cell, extent)
+            result = {"cell": cell.name, "prompts": extent.members(cell), "identity": identity, "machine": machine()}
             write(path, result | asdict(tally))
         print(f"{cell.name}: {tally.sequences} sequences, {tally.tokens} tokens, {len(tally.differences)} differ, "
               f"{tally.seconds:.0f} s", flush=True)  # fmt: skip
@@ -269,11 +281,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
         sub.add_argument("--tiny", action="store_true", help="random weights instead of the bundled model")
         sub.add_argument("--engine", choices=("torch", "compiled", "auto"), default="auto", help="of the target")
+        sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of target and drafter")
         sub.add_argument("--tokens", type=int, default=96, help="of each generation")
         sub.add_argument("--threads", type=int, default=1)
         sub.add_argument("--seconds", type=float, default=170 if name == "slice" else 0)
         if name == "run":
             sub.add_argument("--prompts", type=int, default=40)
+            sub.add_argument(
+                "--random-prompts", type=int, default=RANDOM_PROMPTS, help="that are also run with random trees"
+            )
+            sub.add_argument("--block", type=int, default=BLOCK, help="prompts of a cell; no batch is larger")
+            sub.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+            sub.add_argument("--budgets", nargs="+", type=int, default=BUDGETS)
+            sub.add_argument("--batches", nargs="+", type=int, default=BATCHES)
             sub.add_argument("--jobs", type=int, default=usable_cores(), help="processes that share the cells")
         if name == "slice":
             sub.add_argument("--seed", type=int)

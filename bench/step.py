@@ -109,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
     parser.add_argument("--tiny", action="store_true", help="random weights instead of the bundled model")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--budgets", type=int, nargs="+", default=[0, 8, 16])
     parser.add_argument("--steps", type=int, default=40)
@@ -118,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.tiny:
         subjects = Subjects.tiny()
     else:
-        subjects = Subjects.read(args.model, args.drafter, args.heads, most_tokens=1024, threads=args.threads)
+        subjects = Subjects.read(
+            args.model, args.drafter, args.heads, most_tokens=1024, threads=args.threads, device=args.device
+        )
     print(json.dumps(subjects.identity | machine() | {"threads": args.threads}))
     print(json.dumps(prefill(subjects)), flush=True)
     for name, base in SETTINGS.items():

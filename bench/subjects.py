@@ -18,13 +18,14 @@ from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 from hedgerow.engine.step import LocalDrafter
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.cache import LatentCache
+from hedgerow.model.devices import Device
 from hedgerow.model.interface import Draft, Target
 from hedgerow.model.select import Engine, load_drafter, load_target
 from services.gateway.tokenizer import Tokenizer
 from tests.tiny import write_tiny
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ("kernels", "kernels/cpu", "hedgerow/model", "hedgerow/engine")  # what decides tokens
+SOURCE = ("kernels", "kernels/cpu", "kernels/gpu", "hedgerow/model", "hedgerow/engine")  # what decides tokens
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,18 @@ class Subjects:
 
     @classmethod
     def read(
-        cls, target: Path, drafter: Path, heads: Path, most_tokens: int, engine: Engine = "auto", threads: int = 1
+        cls,
+        target: Path,
+        drafter: Path,
+        heads: Path,
+        most_tokens: int,
+        engine: Engine = "auto",
+        threads: int = 1,
+        device: Device = "cpu",
     ) -> Subjects:
         """The checkpoints in their folders, and the prompts of a jsonl file, cut at the front to `most_tokens`."""
         draft_model = load_drafter(drafter, target, engine, threads)
-        model = load_target(target, draft_model.feature_layers, engine, threads)
+        model = load_target(target, draft_model.feature_layers, engine, threads, device=device)
         tokenizer = Tokenizer.from_folder(target)
         texts = [json.loads(line)["prompt"] for line in heads.read_text(encoding="utf-8").splitlines()]
         prompts = [tokenizer.encode(text)[-most_tokens:] for text in texts]

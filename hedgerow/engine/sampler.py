@@ -76,7 +76,9 @@ def _edits(draw: RowDraw) -> bool:
 def _edit(row: torch.Tensor, draw: RowDraw, eos: frozenset[int]) -> None:
     sampling = draw.sampling
     if sampling.logit_bias:
-        row[list(sampling.logit_bias)] += torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
+        row[list(sampling.logit_bias)] += torch.tensor(
+            list(sampling.logit_bias.values()), dtype=torch.float32, device=row.device
+        )
     if draw.offset < sampling.min_tokens:
         row[[*eos, *sampling.stop_token_ids]] = -torch.inf
 

@@ -1,5 +1,7 @@
 """Which engine computes a model: the compiled one where it builds and passes its check, PyTorch where it does not.
 
+On a CUDA device there is one engine, and none of this applies: `device` says so, and what is missing is an error.
+
 "auto" never fails for the compiled engine's sake: no compiler, a compiler that fails, a damaged build, sizes without
 code, a check that fails, each gives PyTorch and one line in the log. "compiled" and "torch" ask for one of them.
 """
@@ -11,13 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from hedgerow.errors import HedgerowError
+from hedgerow.errors import HedgerowError, InvalidRequest
 from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.compiled_dflash import CompiledDFlash
+from hedgerow.model.devices import Device, cuda_device
 from hedgerow.model.dflash import DFlashModel
 from hedgerow.model.interface import Draft, Target
 from hedgerow.model.k2 import K2Model
-from hedgerow.model.selfcheck import check_drafter, check_target
+from hedgerow.model.selfcheck import check_drafter, check_rows, check_target
 from hedgerow.model.threads import ThreadChoice, usual_threads
 from hedgerow.scheduling import usable_cores
 from kernels.cpu.build import BUILDS
@@ -28,13 +31,21 @@ Compiled = TypeVar("Compiled", CompiledK2, CompiledDFlash)
 
 
 def load_target(
-    folder: Path, feature_layers: Sequence[int], engine: Engine = "auto", threads: int = 1, builds: Path = BUILDS
+    folder: Path,
+    feature_layers: Sequence[int],
+    engine: Engine = "auto",
+    threads: int = 1,
+    builds: Path = BUILDS,
+    device: Device = "cpu",
 ) -> Target:
     """The target in `folder`. `threads`: the most of a compiled step, which takes more than one fewer than cores only
     while that pays; PyTorch's are the process's. `builds`: for libraries.
 
-    Raises ConfigError or CheckpointError; with "compiled" also BuildError and SelfCheckFailed.
+    Raises ConfigError or CheckpointError; with "compiled" also BuildError and SelfCheckFailed; on a CUDA device
+    InvalidRequest where there is none, and SelfCheckFailed.
     """
+    if device == "cuda":
+        return _cuda_target(folder, feature_layers, engine)
     reference = K2Model.load(folder, feature_layers)
     if engine == "torch":
         return reference
@@ -61,6 +72,22 @@ def load_drafter(
         return compiled
 
     return _compiled("drafter", compile_it, engine, threads) or reference
+
+
+def _cuda_target(folder: Path, feature_layers: Sequence[int], engine: Engine) -> Target:
+    _no_choice(engine)
+    place = cuda_device()
+    from hedgerow.model.cuda import CudaK2  # its kernels need triton
+
+    model = CudaK2.load(folder, feature_layers, place)
+    check_rows(model)
+    return model
+
+
+def _no_choice(engine: Engine) -> None:
+    """What computes on a CPU cannot be asked for on another device."""
+    if engine != "auto":
+        raise InvalidRequest("engine", engine, "auto where device is cuda: it has one engine")
 
 
 def _compiled(what: str, compile_it: Callable[[], Compiled], engine: Engine, threads: int) -> Compiled | None:

@@ -38,21 +38,33 @@ class SelfCheckFailed(HedgerowError):
 
 def check_target(model: CompiledK2, reference: Target) -> None:
     """Raises SelfCheckFailed. A model of fewer than 128 positions is checked without the prompt's second page."""
+    prompt, tree = texts(model)
+    logits = tree_logits(model, prompt, tree, [len(prompt)])
+    compare(logits, tree_logits(reference, prompt, tree, [len(prompt)]))
+    check_rows(model)
+    for law in LAWS:
+        rows = [WalkRows(0, PARENTS, tree, law), *(WalkRows(i, (-1,), (0,), law) for i in range(len(tree)))]
+        if model.walk(logits, rows) != walk_trees(logits, rows):
+            raise SelfCheckFailed(f"other tokens are drawn than PyTorch draws, with {law}")
+
+
+def texts(model: Target) -> tuple[list[int], list[int]]:
+    """A prompt, and the tokens of a tree below it."""
     choose, vocab = random.Random(0), model.config.vocab_size
     length = min(PROMPT, model.config.max_position_embeddings - len(PARENTS))
-    prompt = [choose.randrange(vocab) for _ in range(length)]
-    tree = [choose.randrange(vocab) for _ in PARENTS]
+    return [choose.randrange(vocab) for _ in range(length)], [choose.randrange(vocab) for _ in PARENTS]
+
+
+def check_rows(model: Target) -> None:
+    """SelfCheckFailed where a row's bits depend on what stands beside it."""
+    prompt, tree = texts(model)
+    length = len(prompt)
     logits = tree_logits(model, prompt, tree, [length])
-    compare(logits, tree_logits(reference, prompt, tree, [length]))
     if not torch.equal(logits, tree_logits(model, prompt, tree, [1, 7, length - 8])):
         raise SelfCheckFailed("a prompt in chunks leaves other bits than the prompt at once")
     alone = plain_logits(model, prompt, [tree[row] for row in DEEPEST])
     if not torch.equal(logits[list(DEEPEST)], alone):
         raise SelfCheckFailed("a row in a tree has other bits than the row alone")
-    for law in LAWS:
-        rows = [WalkRows(0, PARENTS, tree, law), *(WalkRows(i, (-1,), (0,), law) for i in range(len(tree)))]
-        if model.walk(logits, rows) != walk_trees(logits, rows):
-            raise SelfCheckFailed(f"other tokens are drawn than PyTorch draws, with {law}")
 
 
 def check_drafter(model: Draft, reference: Draft) -> None:

@@ -2,7 +2,7 @@
 
     y[2i] + j y[2i+1] = (x[2i] + j x[2i+1]) * (cos[p, i] + j sin[p, i])
 
-`rope`: x [R, H, D] in place, a part of wider rows; position [R] int32; cos, sin [P, D / 2] float32.
+`rope`: x [R, H, D] -> out [R, H, D], parts of wider rows; position [R] int32; cos, sin [P, D / 2] float32.
 `mla_inputs`: of a row a = [query latent | key latent | key], cache[slot] = [norm(key latent) | rope(key)] and
 out = norm(query latent); a negative slot is written nowhere. One program a row, float32 inside, rounded once.
 """
@@ -26,7 +26,10 @@ def reference(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: t
 
 
 @triton.jit
-def _rope(x, position, cos, sin, x_row, x_head, HEADS: tl.constexpr, HALF: tl.constexpr, HB: tl.constexpr):
+def _rope(
+    x, position, cos, sin, out, x_row, x_head, out_row, out_head,
+    HEADS: tl.constexpr, HALF: tl.constexpr, HB: tl.constexpr,
+):  # fmt: skip
     r = tl.program_id(0)
     p = tl.load(position + r).to(tl.int64)
     i, h = tl.arange(0, HALF), tl.arange(0, HB)
@@ -36,22 +39,27 @@ def _rope(x, position, cos, sin, x_row, x_head, HEADS: tl.constexpr, HALF: tl.co
     odd = tl.load(at + 1, mask=live, other=0.0).to(tl.float32)
     c = tl.load(cos + p * HALF + i)[None, :]
     s = tl.load(sin + p * HALF + i)[None, :]
-    tl.store(at, (even * c - odd * s).to(x.dtype.element_ty), mask=live)
-    tl.store(at + 1, (even * s + odd * c).to(x.dtype.element_ty), mask=live)
+    into = out + r.to(tl.int64) * out_row + h[:, None] * out_head + 2 * i[None, :]
+    tl.store(into, (even * c - odd * s).to(out.dtype.element_ty), mask=live)
+    tl.store(into + 1, (even * s + odd * c).to(out.dtype.element_ty), mask=live)
 
 
-def rope(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Turns x [R, H, D] in place. Positions within the tables: not checked here. ValueError names what does not fit."""
+def rope(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
+    """Fills out [R, H, D] from x. Positions within the tables: not checked here. ValueError names what does not fit."""
     rows, heads, width = x.shape
-    if x.stride(2) != 1:
-        raise ValueError(f"x has strides {list(x.stride())}, neighbours in a row were expected")
+    for name, tensor in (("x", x), ("out", out)):
+        if tensor.shape != x.shape or tensor.stride(2) != 1:
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)} and strides {list(tensor.stride())}, "
+                f"{list(x.shape)} with neighbours in a row were expected"
+            )
     check("position", position, (rows,), torch.int32)
     check("cos", cos, (None, width // 2), torch.float32)
     check("sin", sin, tuple(cos.shape), torch.float32)
     _power_of_two("x", width)
     _rope[(rows,)](
-        x, position, cos, sin, x.stride(0), x.stride(1), HEADS=heads, HALF=width // 2,
-        HB=triton.next_power_of_2(heads), num_warps=1,
+        x, position, cos, sin, out, x.stride(0), x.stride(1), out.stride(0), out.stride(1),
+        HEADS=heads, HALF=width // 2, HB=triton.next_power_of_2(heads), num_warps=1,
     )  # fmt: skip
 
 

@@ -1,0 +1,155 @@
+"""One forward pass of the target on a GPU: every op of a step over fixed buffers, so that it can be captured whole."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from hedgerow.model.config import K2Config
+from hedgerow.model.cuda_plan import Fields, Shape
+from hedgerow.model.cuda_weights import CudaLayer, SparseMlp
+from kernels.gpu.add_rmsnorm import add_rmsnorm
+from kernels.gpu.int4_moe import int4_moe
+from kernels.gpu.linear import linear
+from kernels.gpu.rope import mla_inputs, rope
+from kernels.gpu.router import expert_lists, route
+from kernels.gpu.row_attention import row_attention
+from kernels.gpu.row_layout import DEEPEST, row_layout
+from kernels.gpu.silu_mul import silu_mul
+
+
+class Weights(NamedTuple):
+    """All of the model."""
+
+    embedding: torch.Tensor  # [vocabulary, hidden]
+    layers: list[CudaLayer]
+    norm: torch.Tensor
+    head: torch.Tensor  # [vocabulary, hidden]
+    cos: torch.Tensor  # [positions, rope / 2] float32
+    sin: torch.Tensor
+
+
+class Room:
+    """The buffers of steps of up to `rows` rows. A step of fewer takes the first rows of each."""
+
+    def __init__(self, c: K2Config, taps: int, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.rows = rows
+        shared = c.moe_intermediate_size * c.n_shared_experts
+        heads, top_k = c.num_attention_heads, c.num_experts_per_tok
+        wide = max(2 * c.intermediate_size, 2 * shared + c.n_routed_experts)
+
+        def room(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
+            return torch.zeros(*shape, device=device, dtype=of)
+
+        floats, ints = torch.float32, torch.int32
+        self.position, self.slot, self.shared = (room(rows, of=ints) for _ in range(3))
+        self.path = room(rows, DEEPEST, of=ints)
+        self.x, self.delta = room(rows, c.hidden_size, of=floats), room(rows, c.hidden_size, of=floats)
+        self.features = room(rows, taps * c.hidden_size, of=floats)
+        self.normed = room(rows, c.hidden_size)
+        self.a = room(rows, c.q_lora_rank + c.latent_width, of=floats)
+        self.query_latent = room(rows, c.q_lora_rank)
+        self.query = room(rows, heads, c.qk_nope_head_dim + c.qk_rope_head_dim)
+        self.q = room(rows, heads, c.latent_width)
+        self.context = room(rows, heads, c.kv_lora_rank)
+        self.value = room(rows, heads, c.v_head_dim)
+        # one product's outputs, a step's experts and all of its logits: of one width each time
+        self.gate_up = room(rows * wide, of=floats)
+        self.act = room(rows * max(c.intermediate_size, shared))
+        self.chosen, self.weights = room(rows, top_k, of=ints), room(rows, top_k, of=floats)
+        self.pairs = room(c.n_routed_experts * rows, of=ints)
+        self.counts = room(c.n_routed_experts, of=ints)
+        self.inner = room(rows * top_k, c.moe_intermediate_size)
+        self.partials = room(rows, top_k, c.hidden_size, of=floats)
+        self.logits = room(rows, c.vocab_size, of=floats)
+
+
+class CudaStep:
+    """The pass over one shape of step. `fields` are the step's block on the device."""
+
+    def __init__(
+        self,
+        c: K2Config,
+        weights: Weights,
+        taps: tuple[int, ...],
+        eps: float,
+        room: Room,
+        shape: Shape,
+        fields: Fields[torch.Tensor],
+    ) -> None:
+        self.c, self.weights, self.taps, self.latent_eps = c, weights, taps, eps
+        self.room, self.shape, self.fields = room, shape, fields
+
+    def run(self, cache: torch.Tensor) -> None:
+        """Computes all rows; cache [layers, slots, width]. Results are in the room: `logits`, `features`."""
+        c, room, f, n = self.c, self.room, self.fields, self.shape.rows
+        where = room.position[:n], room.slot[:n], room.shared[:n], room.path[:n]
+        row_layout(f.parents, f.seq, f.first, f.prefix, f.chain, f.pages, *where)
+        x, normed, delta = room.x[:n], room.normed[:n], room.delta[:n]
+        routed = None
+        for number, layer in enumerate(self.weights.layers):
+            w = layer.attention_norm
+            if number == 0:
+                add_rmsnorm(x, w, normed, c.rms_norm_eps, tokens=f.tokens, table=self.weights.embedding)
+            else:
+                tap = self.tap(number - 1)
+                add_rmsnorm(x, w, normed, c.rms_norm_eps, delta=delta, partials=routed, tap=tap)
+            self.attention(layer, cache[number])
+            add_rmsnorm(x, layer.mlp_norm, normed, c.rms_norm_eps, delta=delta)
+            routed = self.mlp(layer)
+        last = self.tap(len(self.weights.layers) - 1)
+        add_rmsnorm(x, self.weights.norm, normed, c.rms_norm_eps, delta=delta, partials=routed, tap=last)
+        if self.shape.wanted:
+            linear(normed, self.weights.head, room.logits[: self.shape.wanted], f.wanted)
+
+    def tap(self, layer: int) -> torch.Tensor | None:
+        """Where the drafter's features after `layer` go."""
+        if layer not in self.taps:
+            return None
+        begin = self.taps.index(layer) * self.c.hidden_size
+        return self.room.features[: self.shape.rows, begin : begin + self.c.hidden_size]
+
+    def attention(self, layer: CudaLayer, cache: torch.Tensor) -> None:
+        """Attn(normed) into `delta`; the rows' latents go into the cache."""
+        c, room, f, n = self.c, self.room, self.fields, self.shape.rows
+        position, slot, w = room.position[:n], room.slot[:n], self.weights
+        a, latent, query, q = room.a[:n], room.query_latent[:n], room.query[:n], room.q[:n]
+        linear(room.normed[:n], layer.qkv_a, a)
+        mla_inputs(a, layer.q_norm, layer.kv_norm, self.latent_eps, position, slot, w.cos, w.sin, cache, latent)
+        linear(latent, layer.q_b, query.flatten(1))
+        linear(query[..., : c.qk_nope_head_dim], layer.uk, q[..., : c.kv_lora_rank])
+        rope(query[..., c.qk_nope_head_dim :], position, w.cos, w.sin, q[..., c.kv_lora_rank :])
+        context, value = room.context[:n], room.value[:n]
+        row_attention(
+            q, cache, position, room.shared[:n], f.seq, f.pages, room.path[:n], context, c.softmax_scale
+        )  # fmt: skip
+        linear(context, layer.uv, value)
+        linear(value.flatten(1), layer.o, room.delta[:n])
+
+    def mlp(self, layer: CudaLayer) -> torch.Tensor | None:
+        """MLP(normed) into `delta`, the routed experts' part beside it."""
+        c, room, n, w = self.c, self.room, self.shape.rows, layer.mlp
+        normed = room.normed[:n]
+        if not isinstance(w, SparseMlp):
+            self.swiglu(w.gate_up, w.down)
+            return None
+        gate_up = self.swiglu(w.shared_router, w.shared_down)
+        logits = gate_up[:, gate_up.shape[1] - c.n_routed_experts :]
+        chosen, weights = room.chosen[:n], room.weights[:n]
+        pairs = room.pairs[: c.n_routed_experts * n].view(c.n_routed_experts, n)
+        route(logits, w.bias, room.slot[:n], chosen, weights, c.norm_topk_prob, c.routed_scaling_factor)
+        expert_lists(chosen, pairs, room.counts)
+        inner, partials = room.inner[: n * c.num_experts_per_tok], room.partials[:n]
+        int4_moe(normed, weights, pairs, room.counts, w.gate_up, w.down, inner, partials)
+        return partials
+
+    def swiglu(self, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        """down(silu(gate) * up) of `normed` into `delta`; gives what the first product gave, [rows, N]."""
+        room, n, width = self.room, self.shape.rows, down.shape[1]
+        wide = room.gate_up[: n * gate_up.shape[0]].view(n, gate_up.shape[0])
+        act = room.act[: n * width].view(n, width)
+        linear(room.normed[:n], gate_up, wide)
+        silu_mul(wide, act)
+        linear(act, down, room.delta[:n])
+        return wide

@@ -1,0 +1,136 @@
+"""The target on a GPU against PyTorch's, and the bits of its rows. Under Triton's interpreter: a tiny one's values."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hedgerow.errors import InvalidRequest
+from hedgerow.model.batch import SequenceRows
+from hedgerow.model.config import K2Config
+from hedgerow.model.cuda import CudaK2
+from hedgerow.model.k2 import K2Model
+from hedgerow.model.loader import Checkpoint
+from hedgerow.model.selfcheck import PARENTS, plain_logits, tree_logits
+from tests.tiny import TinyDrafter, TinyTarget, write_tiny
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+SAPLING, FEATURES = Path("models/sapling"), (1, 4, 7)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+BITS = pytest.mark.skipif(INTERPRETED, reason="NumPy's products depend on the row count")
+
+
+class Pair:
+    """The same checkpoint on both engines."""
+
+    def __init__(self, folder: Path, features: tuple[int, ...]) -> None:
+        config, device = K2Config.from_folder(folder), torch.device("cpu" if INTERPRETED else "cuda")
+        dtype = torch.float32 if INTERPRETED else torch.bfloat16
+        self.model = CudaK2(config, Checkpoint(folder), features, device, dtype)
+        self.reference = K2Model.load(folder, features)
+        self.features = features
+        choose = random.Random(0)
+        self.prompt = [choose.randrange(256) for _ in range(9 if INTERPRETED else 70)]
+        self.tree = [choose.randrange(256) for _ in PARENTS]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    if INTERPRETED:
+        small = TinyTarget(layers=2, experts=4)
+        paths = write_tiny(tmp_path_factory.mktemp("tiny"), small, TinyDrafter(feature_layers=(1, 0)))
+        return Pair(paths.target, paths.feature_layers)
+    return Pair(SAPLING, FEATURES)
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within rounding: of float32 under the interpreter, else of bfloat16 through all layers."""
+    got, scale = got.cpu(), float(expected.std())
+    if INTERPRETED:
+        assert float((got - expected).abs().max()) < 1e-4 * max(1.0, scale)
+        return
+    assert float((got - expected).square().mean().sqrt()) < 0.05 * scale
+    assert float((got.argmax(-1) == expected.argmax(-1)).float().mean()) > 0.8
+
+
+def test_a_prompt_and_a_tree_are_what_pytorch_computes(pair: Pair) -> None:
+    chunks = [len(pair.prompt)]
+    got = tree_logits(pair.model, pair.prompt, pair.tree, chunks)
+    close(got, tree_logits(pair.reference, pair.prompt, pair.tree, chunks))
+
+
+@BITS
+def test_rows_have_bits_of_their_own(pair: Pair) -> None:
+    """In a tree after one chunk, after other chunks, and one by one beside another sequence."""
+    whole = tree_logits(pair.model, pair.prompt, pair.tree, [70])
+    chunks = tree_logits(pair.model, pair.prompt, pair.tree, [1, 17, 52])
+    deepest = [0, 1, 3, 5, 6, 8]
+    alone = plain_logits(pair.model, pair.prompt, [pair.tree[row] for row in deepest])
+    assert torch.equal(chunks, whole), "a prompt in chunks leaves other bits than the prompt at once"
+    assert torch.equal(alone, whole[deepest]), "a row in a tree has other bits than the row alone"
+
+
+def test_features_and_latents_are_what_pytorch_computes(pair: Pair) -> None:
+    last = len(pair.prompt) - 1
+    rows = SequenceRows(0, (2, 0), pair.prompt, range(-1, last), [last])
+    cache, other = pair.model.new_cache(3), pair.reference.new_cache(3)
+    got, expected = pair.model.forward([rows], cache), pair.reference.forward([rows], other)
+    assert got.features.device.type == "cpu"
+    assert got.features.shape == expected.features.shape
+    close(got.logits, expected.logits)
+    error = (got.features - expected.features).square().mean().sqrt() / expected.features.std()
+    assert float(error) < (1e-5 if INTERPRETED else 0.05)
+    slots = [*range(128, 192), *range(6)][: last + 1]
+    latents, wanted = cache.read(slots).float(), other.data[:, slots]
+    assert float((latents - wanted).square().mean().sqrt() / wanted.std()) < (1e-5 if INTERPRETED else 0.05)
+
+
+@BITS
+def test_a_batch_of_other_sequences_changes_no_bit(pair: Pair) -> None:
+    cache = pair.model.new_cache(6)
+    prompts = [pair.prompt[:n] for n in (1, 63, 20)]
+    alone = [
+        pair.model.forward([SequenceRows(0, (n,), p, range(-1, len(p) - 1), [len(p) - 1])], cache).logits
+        for n, p in enumerate(prompts)
+    ]
+    together = [SequenceRows(0, (n + 3,), p, range(-1, len(p) - 1), [len(p) - 1]) for n, p in enumerate(prompts)]
+    got = pair.model.forward(together, cache).logits
+    for n, line in enumerate(alone):
+        assert torch.equal(got[n], line[0]), n
+
+
+def test_a_moved_latent_is_the_same_latent(pair: Pair) -> None:
+    cache = pair.model.new_cache(2)
+    pair.model.forward([SequenceRows(0, (0,), pair.prompt[:4], range(-1, 3), [])], cache)
+    before = cache.read(range(4))
+    cache.copy([1, 2, 3], [0, 1, 70])
+    assert torch.equal(cache.read([0, 1, 70]), before[:, [1, 2, 3]])
+    with pytest.raises(InvalidRequest, match="slots"):
+        cache.copy([0], [128])
+
+
+BAD = {
+    "tokens": SequenceRows(0, (0,), [], [], []),
+    "parents": SequenceRows(0, (0,), [1, 2, 3], [-1, 2, 0], []),
+    "pages": SequenceRows(0, (0,), [1] * 65, range(-1, 64), []),
+    "prefix": SequenceRows(4096, (0,), [1], [-1], []),
+    "vocabulary": SequenceRows(0, (0,), [1 << 20], [-1], []),
+    "want_logits": SequenceRows(0, (0,), [1, 2], [-1, 0], [1, 0]),
+    "64 rows of a tree": SequenceRows(0, (0, 1), [1] * 65, [-1] * 65, []),
+    "2 pages": SequenceRows(0, (2,), [1], [-1], []),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_rows_that_make_no_sense_are_refused(pair: Pair, what: str) -> None:
+    with pytest.raises(InvalidRequest, match=what):
+        pair.model.forward([BAD[what]], pair.model.new_cache(2))
