@@ -1,14 +1,29 @@
-"""Path P's attention: chunks of a prompt, causal, over the paged MLA cache. Words and shapes as in mla_tree_attention.py.
+"""Path P's attention: chunks of a prompt, causal, over the paged MLA cache. Words and shapes: mla_tree_attention.py.
 
-A row's bits are a function of its query and of the keys 0 .. p alone: blocks of 64 from position 0 on, one pass. They
-do not depend on where its chunk begins or ends, on the batch or on the page layout.
+A row's bits are a function of its query and of the keys 0 .. p alone: blocks of 64 keys from position 0 on, one pass,
+whatever chunk, batch and pages it comes in. A block that a row does not see leaves its state as it is, to the bit; so
+the rows of a tile need not begin or end together.
 """
 
 from __future__ import annotations
 
 import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
+from kernels.gpu.mla_device import LOG2E, LOWEST, MASKED, fill, follow, tile_of
+from kernels.gpu.mla_launch import check, descriptors
 from kernels.gpu.mla_reference import prefill_attention_reference
+
+TILE = 64  # lines
 
 
 def mla_prefill_attention(
@@ -19,13 +34,160 @@ def mla_prefill_attention(
     row_start: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Writes out. As `mla_tree_attention`, but every sequence's rows are a chain, and there is no limit to their number:
-    row row_start[b] + j stands at position prefix_lens[b] + j and sees the slots 0 .. prefix_lens[b] + j.
+    """Writes out. As `mla_tree_attention`, but each sequence's rows are a chain, of any length: row row_start[b] + j
+    stands at position prefix_lens[b] + j and sees the slots 0 .. prefix_lens[b] + j.
 
     q [R, H, C+P] bf16, cache [pages, 64, C+P] bf16, page_table [B, n] int32, prefix_lens [B] int32, row_start [B+1]
     int32, out [R, H, C] bf16. No host sync, no allocation. Padding rows come out as zeros. On a CPU the reference runs.
     """
+    check(q, cache, page_table, prefix_lens, row_start, out)
+    latent = out.shape[-1]
     if not q.is_cuda:
-        out.copy_(prefill_attention_reference(q, cache, page_table, prefix_lens, row_start, out.shape[-1]))
+        out.copy_(prefill_attention_reference(q, cache, page_table, prefix_lens, row_start, latent))
         return
-    raise NotImplementedError("the kernel follows")
+    rows, heads, width = q.shape
+    batch = len(prefix_lens)
+    tiles = rows * heads // TILE + batch + 1  # at most: a part of a tile a sequence, and one of padding
+    _prefill[(tiles,)](
+        *descriptors(q, cache, latent, TILE),
+        page_table,
+        prefix_lens,
+        row_start,
+        out,
+        batch,
+        rows * heads,
+        heads,
+        page_table.stride(0),
+        C=latent,
+        P=width - latent,
+        BP=triton.next_power_of_2(batch),
+        num_warps=8,
+        launch_pdl=True,
+    )
+
+
+@gluon.jit
+def _masked(s, first, step, H, pos0, S: gl.constexpr):
+    """Scores [64 lines, 64 keys]: line i stands at position first + (step + i) // H."""
+    position = first + (step + gl.arange(0, 64, gl.SliceLayout(1, S))) // H
+    key = pos0 + gl.arange(0, 64, gl.SliceLayout(0, S))
+    return gl.where(key[None, :] <= position[:, None], s, MASKED)
+
+
+@gluon.jit
+def _clear(kb, live, C: gl.constexpr):
+    """Zeros rows live .. 63 of a page: nothing was written there yet, and 0 times NaN is NaN."""
+    Z: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
+    keep = gl.arange(0, 64, gl.SliceLayout(1, Z)) < live
+    for c in gl.static_range(C // 64):
+        part = kb.slice(c * 64, 64, dim=1)
+        part.store(gl.where(keep[:, None], part.load(Z), 0.0))
+
+
+@gluon.jit(do_not_specialize=["B", "lines", "H", "pt_stride"])
+def _prefill(
+    q_latents,
+    q_ropes,
+    latents,
+    ropes,
+    PAGES,
+    LENS,
+    ROWS,
+    OUT,
+    B,
+    lines,
+    H,
+    pt_stride,
+    C: gl.constexpr,
+    P: gl.constexpr,
+    BP: gl.constexpr,
+):
+    WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    ROPE: gl.constexpr = gl.NVMMASharedLayout(2 * P, 16, rank=2)
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16])  # [64 lines, 64 keys]
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, C // 2, 16])  # [64 lines, C columns]
+    LINE: gl.constexpr = gl.SliceLayout(1, S)
+    OLINE: gl.constexpr = gl.SliceLayout(1, ACC)
+    pid = gl.program_id(0)
+    follow(pid)
+    # long tiles first: the last program has the last tile
+    b, tile, line0, count, prefix = tile_of(gl.num_programs(0) - 1 - pid, ROWS, LENS, B, H, lines, 64, BP, 8)
+    left = count - tile * 64  # lines of this tile and of those after it
+    last = prefix + (tile * 64 + gl.minimum(left, 64) - 1) // H  # position of the last line
+    n = gl.where(left > 0, last // 64 + 1, 0)
+    seen_by_all = (prefix + tile * 64 // H + 1) // 64  # blocks that need no mask
+
+    q = gl.allocate_shared_memory(gl.bfloat16, [64, C], WIDE)
+    qe = gl.allocate_shared_memory(gl.bfloat16, [64, P], ROPE)
+    kb = gl.allocate_shared_memory(gl.bfloat16, [2, 64, C], WIDE)
+    keb = gl.allocate_shared_memory(gl.bfloat16, [2, 64, P], ROPE)
+    pbuf = gl.allocate_shared_memory(gl.bfloat16, [64, 64], WIDE)
+    bar = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for ib in gl.static_range(2):
+        mbarrier.init(bar.index(ib), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+
+    oline = gl.arange(0, 64, OLINE)
+    column = gl.arange(0, C, gl.SliceLayout(0, ACC))
+    target = OUT + line0.to(gl.int64) * C + oline[:, None] * C + column[None, :]
+    page = PAGES + b * pt_stride
+    if n > 0:
+        row0 = gl.load(page) * 64
+        row1 = gl.load(page + 1, mask=n > 1, other=0) * 64
+        mbarrier.expect(bar.index(0), 2 * 64 * (C + P) * 2)
+        tma.async_copy_global_to_shared(q_ropes, [line0, C], bar.index(0), qe)
+        tma.async_copy_global_to_shared(ropes, [row0, C], bar.index(0), keb.index(0))
+        tma.async_copy_global_to_shared(latents, [row0, 0], bar.index(0), kb.index(0))
+        tma.async_copy_global_to_shared(q_latents, [line0, 0], bar.index(0), q)
+        fill(latents, ropes, row1, bar.index(1), kb.index(1), keb.index(1), C, P, n > 1)
+        zs = gl.zeros([64, 64], gl.float32, S)
+        acc = gl.zeros([64, C], gl.float32, ACC)
+        m = gl.full([64], LOWEST, gl.float32, LINE)
+        lc = gl.zeros([64, 64], gl.float32, S)
+        mbarrier.wait(bar.index(0), 0)
+        s0 = warpgroup_mma(qe, keb.index(0).permute((1, 0)), zs, use_acc=False, is_async=True)
+        s0 = warpgroup_mma(q, kb.index(0).permute((1, 0)), s0, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s0])
+        for i in range(n - 1):
+            cur = i & 1
+            nxt = 1 - cur
+            row2 = gl.load(page + i + 2, mask=i + 2 < n, other=0) * 64
+            if i >= seen_by_all:
+                s = _masked(s, prefix, tile * 64, H, i * 64, S)
+            mn = gl.maximum(m, gl.max(s, 1) * LOG2E)
+            a = gl.exp2(m - mn)
+            p = gl.exp2(gl.fma(s, LOG2E, -mn[:, None]))
+            lc = gl.fma(lc, a[:, None], p)
+            m = mn
+            pbuf.store(p.to(gl.bfloat16))
+            acc = acc * gl.convert_layout(a, OLINE)[:, None]
+            fence_async_shared()
+            gl.thread_barrier()
+            pv = warpgroup_mma(pbuf, kb.index(cur), acc, is_async=True)
+            mbarrier.wait(bar.index(nxt), ((i + 1) >> 1) & 1)
+            st = warpgroup_mma(qe, keb.index(nxt).permute((1, 0)), zs, use_acc=False, is_async=True)
+            st = warpgroup_mma(q, kb.index(nxt).permute((1, 0)), st, is_async=True)
+            acc = warpgroup_mma_wait(2, deps=[pv])
+            gl.thread_barrier()
+            fill(latents, ropes, row2, bar.index(cur), kb.index(cur), keb.index(cur), C, P, i + 2 < n)
+            s = warpgroup_mma_wait(0, deps=[st])
+        cur = (n - 1) & 1
+        s = _masked(s, prefix, tile * 64, H, (n - 1) * 64, S)
+        if last % 64 != 63:
+            _clear(kb.index(cur), last % 64 + 1, C)
+        mn = gl.maximum(m, gl.max(s, 1) * LOG2E)
+        a = gl.exp2(m - mn)
+        p = gl.exp2(gl.fma(s, LOG2E, -mn[:, None]))
+        lc = gl.fma(lc, a[:, None], p)
+        pbuf.store(p.to(gl.bfloat16))
+        acc = acc * gl.convert_layout(a, OLINE)[:, None]
+        fence_async_shared()
+        gl.thread_barrier()
+        pv = warpgroup_mma(pbuf, kb.index(cur), acc, is_async=True)
+        scale = gl.convert_layout(1.0 / gl.sum(lc, 1), OLINE)
+        acc = warpgroup_mma_wait(0, deps=[pv])
+        gl.store(target, (acc * scale[:, None]).to(gl.bfloat16), mask=(oline < left)[:, None])
+    else:
+        # a tile of padding, or none at all
+        gl.store(target, gl.zeros([64, C], gl.bfloat16, ACC), mask=(oline < -left)[:, None])

@@ -16,8 +16,16 @@ are merged left to right under their common maximum.
 
 from __future__ import annotations
 
-import torch
+import functools
+from typing import NamedTuple
 
+import torch
+import triton
+
+from kernels.gpu.mla_launch import check, descriptors
+from kernels.gpu.mla_path_merge import path_merge
+from kernels.gpu.mla_prefix_narrow import prefix_narrow
+from kernels.gpu.mla_prefix_wide import prefix_wide
 from kernels.gpu.mla_reference import PAGE, tree_attention_reference
 
 MOST_ROWS = 64  # of one sequence: bits of an ancestor mask
@@ -46,6 +54,32 @@ class Workspace:
         self.open_sums = torch.empty(lines, PAGE, dtype=torch.float32, device=device)
 
 
+class Plan(NamedTuple):
+    """How a launch is cut. It changes the time and never a bit."""
+
+    lines: int  # a tile: 16 or 32 (prefix_narrow), 64 (prefix_wide)
+    stages: int  # pages under way at a time, of the narrow form
+    programs: int  # of the prefix kernel, at most
+    columns: int  # of a merging program: 64 or C
+
+
+def plan(rows: int, heads: int, batch: int, latent: int, pages: int, processors: int) -> Plan:
+    """By the sizes that a CUDA graph is keyed by: rows, sequences, and the page table's width."""
+    lines = -(-rows // batch) * heads
+    columns = 64 if rows * heads <= 264 else latent
+    if lines <= 16:
+        one_page_each = pages * batch <= 2 * processors
+        return Plan(16, 1, 2 * processors, columns) if one_page_each else Plan(16, 2, processors, columns)
+    if lines <= 32:
+        return Plan(32, 2, processors, columns)
+    return Plan(64, 2, processors, columns)
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def mla_tree_attention(
     q: torch.Tensor,
     cache: torch.Tensor,
@@ -56,6 +90,7 @@ def mla_tree_attention(
     widths: torch.Tensor,
     out: torch.Tensor,
     workspace: Workspace,
+    form: Plan | None = None,
 ) -> None:
     """Writes out. Everything but shapes is read on the device: no host sync, no allocation, safe in a CUDA graph.
 
@@ -67,45 +102,51 @@ def mla_tree_attention(
     padding: whatever their q and ancestors hold, they come out as zeros. A sequence with more splits than the workspace
     has (prefix + rows > widths[b] * splits) comes out as NaN. A row with no bit set sees the prefix only; with an empty
     prefix it sees nothing and comes out as zeros. Slots that no row sees may hold anything, NaN too.
-    On a CPU the reference runs.
+    On a CPU the reference runs. `form`: another cut of the launch than `plan`'s, for tests and benches.
     """
-    _check(q, cache, page_table, prefix_lens, row_start, ancestors, widths, out, workspace)
-    if not q.is_cuda:
-        out.copy_(tree_attention_reference(q, cache, page_table, prefix_lens, row_start, ancestors, out.shape[-1]))
-        return
-    raise NotImplementedError("the kernels follow")
-
-
-def _check(
-    q: torch.Tensor,
-    cache: torch.Tensor,
-    page_table: torch.Tensor,
-    prefix_lens: torch.Tensor,
-    row_start: torch.Tensor,
-    ancestors: torch.Tensor,
-    widths: torch.Tensor,
-    out: torch.Tensor,
-    workspace: Workspace,
-) -> None:
-    """ValueError that names the tensor, for what the kernels do not read correctly."""
     rows, heads, width = q.shape
     batch, latent = len(prefix_lens), out.shape[-1]
-    expected = {
-        "q": (q, (rows, heads, width), torch.bfloat16),
-        "cache": (cache, (len(cache), PAGE, width), torch.bfloat16),
-        "page_table": (page_table, (batch, page_table.shape[-1]), torch.int32),
-        "prefix_lens": (prefix_lens, (batch,), torch.int32),
-        "row_start": (row_start, (batch + 1,), torch.int32),
-        "ancestors": (ancestors, (rows,), torch.int64),
-        "widths": (widths, (batch,), torch.int32),
-        "out": (out, (rows, heads, latent), torch.bfloat16),
-    }
-    for name, (tensor, shape, dtype) in expected.items():
-        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-            got = f"{tuple(tensor.shape)} {tensor.dtype}"
-            raise ValueError(f"{name} must be {shape} {dtype}, not {got}")
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous; its strides are {tensor.stride()}")
+    vectors = {"ancestors": (ancestors, rows, torch.int64), "widths": (widths, batch, torch.int32)}
+    check(q, cache, page_table, prefix_lens, row_start, out, **vectors)
     if rows > workspace.rows or (heads, latent) != (workspace.heads, workspace.latent):
         held = (workspace.rows, workspace.heads, workspace.latent)
         raise ValueError(f"the workspace is for {held} (rows, heads, latent), not {(rows, heads, latent)}")
+    if not q.is_cuda:
+        out.copy_(tree_attention_reference(q, cache, page_table, prefix_lens, row_start, ancestors, latent))
+        return
+    form = form or plan(rows, heads, batch, latent, page_table.shape[1], _processors(q.device))
+    fixed = {"C": latent, "P": width - latent, "SPLITS": workspace.splits, "BP": triton.next_power_of_2(batch)}
+    states = (workspace.sums, workspace.scalars, workspace.open_sums)
+    boxes = descriptors(q, cache, latent, form.lines)
+    stride = page_table.stride(0)
+    tiles = rows * heads // form.lines + batch  # at most
+    grid = (max(form.programs, tiles),)
+    about = (page_table, prefix_lens, row_start, widths)
+    if form.lines == 64:
+        prefix_wide[grid](
+            *boxes, *about, *states, batch, form.programs, heads, stride, **fixed, num_warps=8, launch_pdl=True
+        )
+    else:
+        cut = {"BM": form.lines, "STAGES": form.stages}
+        prefix_narrow[grid](
+            *boxes, *about, *states, batch, form.programs, heads, stride, **fixed, **cut, num_warps=4, launch_pdl=True
+        )
+    whole = form.columns == latent
+    warps = 8 if whole and latent == 512 else 4
+    path_merge[(rows * -(-heads // 8) * (latent // form.columns),)](
+        q,
+        cache,
+        *about,
+        ancestors,
+        out,
+        *states,
+        batch,
+        heads,
+        stride,
+        **fixed,
+        CT=form.columns,
+        W=warps,
+        AHEAD=4 if whole else 16,
+        num_warps=warps,
+        launch_pdl=True,
+    )
