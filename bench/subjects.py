@@ -50,7 +50,7 @@ class Subjects:
         device: Device = "cpu",
     ) -> Subjects:
         """The checkpoints in their folders, and the prompts of a jsonl file, cut at the front to `most_tokens`."""
-        draft_model = load_drafter(drafter, target, engine, threads)
+        draft_model = load_drafter(drafter, target, engine, threads, device=device)
         model = load_target(target, draft_model.feature_layers, engine, threads, device=device)
         tokenizer = Tokenizer.from_folder(target)
         texts = [json.loads(line)["prompt"] for line in heads.read_text(encoding="utf-8").splitlines()]

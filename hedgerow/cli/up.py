@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("kvstore", "on the same Redis"),
     ):
         parser.add_argument(f"--{service}s", type=int, default=1, metavar="N", help=f"{service} processes, {more}")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="where target and drafter are computed; cpu if not given"
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the embedded store; .hedgerow if not given")
     parser.add_argument("--redis", metavar="URL", help="use this Redis instead of the embedded one")
     parser.add_argument("--budget", type=int, metavar="N", help="most nodes of a tree for requests that do not say")
@@ -106,6 +109,9 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
     if port and port + args.gateways > 1 << 16:
         raise InvalidRequest("--listen", args.listen, f"a port that leaves room for {args.gateways} gateways")
     settings = _settings(args.set, {} if args.tls is None else tls_settings(args.tls))
+    if args.device is not None:
+        for service in ("verifier", "drafter"):
+            settings.setdefault(service, {}).setdefault("DEVICE", args.device)
     most = settings.get("verifier", {}).get("MAX_BUDGET", str(MAX_BUDGET))
     if args.budget is not None and (args.budget < 0 or (most.isdecimal() and args.budget > int(most))):
         raise InvalidRequest("--budget", args.budget, f"at least 0 and at most {most}, the verifier's max_budget")

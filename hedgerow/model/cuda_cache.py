@@ -26,6 +26,11 @@ class Arena:
     def pages(self) -> int:
         return self.data.shape[1] // PAGE
 
+    @property
+    def free(self) -> int:
+        """Pages that nobody has."""
+        return sum(size for _, size in self._free)
+
     def take(self, pages: int) -> int:
         """The first page of a run of `pages`."""
         for n, (first, size) in enumerate(self._free):

@@ -16,13 +16,15 @@ LEAST_CAPABILITY = (9, 0)  # the law's MMA sums were compared on this
 def cuda_device() -> torch.device:
     """The first CUDA device. InvalidRequest, naming the setting and what is missing, where it cannot serve."""
     if torch.version.cuda is None:
-        raise InvalidRequest("device", "cuda", f"a torch built for CUDA; {torch.__version__} is not")
+        raise InvalidRequest("device", "cuda", f"needs a torch built for CUDA; {torch.__version__} is not")
     if importlib.util.find_spec("triton") is None:
-        raise InvalidRequest("device", "cuda", "the package triton, which is not installed")
+        raise InvalidRequest("device", "cuda", "needs the package triton, which is not installed")
     if not torch.cuda.is_available():
-        raise InvalidRequest("device", "cuda", "a CUDA device that torch can see: there is none, or no driver")
+        raise InvalidRequest("device", "cuda", "needs a CUDA device that torch can see: there is none, or no driver")
     capability = torch.cuda.get_device_capability(0)
     if capability < LEAST_CAPABILITY:
         least = ".".join(map(str, LEAST_CAPABILITY))
-        raise InvalidRequest("device", "cuda", f"a device of compute capability {least} or more; this has {capability}")
+        raise InvalidRequest(
+            "device", "cuda", f"needs a device of compute capability {least} or more; this has {capability}"
+        )
     return torch.device("cuda", 0)

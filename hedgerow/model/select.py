@@ -59,9 +59,16 @@ def load_target(
 
 
 def load_drafter(
-    folder: Path, target_folder: Path, engine: Engine = "auto", threads: int = 1, builds: Path = BUILDS
+    folder: Path,
+    target_folder: Path,
+    engine: Engine = "auto",
+    threads: int = 1,
+    builds: Path = BUILDS,
+    device: Device = "cpu",
 ) -> Draft:
     """The drafter in `folder` for the target in `target_folder`; the rest as in `load_target`."""
+    if device == "cuda":
+        return _cuda_drafter(folder, target_folder, engine)
     reference = DFlashModel.load(folder, target_folder)
     if engine == "torch":
         return reference
@@ -82,6 +89,14 @@ def _cuda_target(folder: Path, feature_layers: Sequence[int], engine: Engine) ->
     model = CudaK2.load(folder, feature_layers, place)
     check_rows(model)
     return model
+
+
+def _cuda_drafter(folder: Path, target_folder: Path, engine: Engine) -> Draft:
+    _no_choice(engine)
+    place = cuda_device()
+    from hedgerow.model.cuda_dflash import CudaDFlash
+
+    return CudaDFlash.load(folder, target_folder, place)
 
 
 def _no_choice(engine: Engine) -> None:

@@ -16,8 +16,12 @@ class ComputingConfig(ServerConfig):
         default="auto",
         metadata={
             "choices": ("auto", "compiled", "torch"),
-            "help": "what computes the model: C compiled for this CPU, torch, or (auto) torch where C does not work",
+            "help": "on a CPU, what computes: C compiled for it, torch, or (auto) torch where C does not work",
         },
+    )
+    device: str = field(
+        default="cpu",
+        metadata={"choices": ("cpu", "cuda"), "help": "where the model is computed; cuda: the first CUDA device"},
     )
     threads: int | None = field(
         default=None,

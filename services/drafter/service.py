@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
+from hedgerow.model.devices import Device
 from hedgerow.model.select import Engine, load_drafter
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.server import serve
@@ -32,8 +33,15 @@ async def run(config: DrafterServiceConfig) -> None:
 
 
 async def _load(config: DrafterServiceConfig, servicer: DrafterServicer, health: Health) -> None:
-    engine = cast(Engine, config.engine)
-    model = await asyncio.to_thread(load_drafter, config.model_path, config.target_path, engine, config.threads_used)
+    read = partial(
+        load_drafter,
+        config.model_path,
+        config.target_path,
+        cast(Engine, config.engine),
+        config.threads_used,
+        device=cast(Device, config.device),
+    )
+    model = await asyncio.to_thread(read)
     limits = Limits(model.vocab_size, model.feature_width, config.max_budget, config.max_sequences)
     described = description(config.model_path.name, model, limits, os.urandom(16))
     servicer.loaded = Loaded(

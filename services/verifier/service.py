@@ -12,9 +12,11 @@ from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.step import Drafter, NoDrafter
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal
+from hedgerow.model.devices import Device
 from hedgerow.model.interface import Target as Model
 from hedgerow.model.loader import load_embedding_and_head
 from hedgerow.model.select import Engine, load_target
+from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.ending import calls_until
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log
@@ -33,6 +35,7 @@ from services.verifier.vocabulary import read_vocabulary
 
 SERVICE = "hedgerow.v1.VerifierService"
 LAST_WORDS = 1.0  # seconds that error updates, and the ends of streams, have to leave a process that is about to end
+MOST_CUDA_BUDGET = 63
 log = get_log(__name__)
 
 
@@ -105,7 +108,7 @@ async def _feature_layers(config: VerifierServiceConfig) -> tuple[int, ...]:
 
 def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
     """Reads the checkpoint. Blocks for as long as that takes; raises HedgerowError with file and field."""
-    model = load_target(config.model_path, layers, cast(Engine, config.engine), config.threads_used)
+    model = _model(config, layers)
     limits = EngineConfig(
         max_sequences=config.max_sequences,
         max_waiting=config.max_waiting,
@@ -119,6 +122,14 @@ def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
     engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids))
     head_hash = "" if config.drafter is None else load_embedding_and_head(config.model_path).hash
     return Group(model, engine, read_defaults(config.model_path), head_hash)
+
+
+def _model(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Model:
+    engine, device = cast(Engine, config.engine), cast(Device, config.device)
+    if device == "cuda" and config.max_budget > MOST_CUDA_BUDGET:
+        limit = f"at most {MOST_CUDA_BUDGET} where device is cuda: a tree and its anchor are 64 rows there"
+        raise ConfigError(variable_of("max_budget"), str(config.max_budget), limit)
+    return load_target(config.model_path, layers, engine, config.threads_used, device=device)
 
 
 def _peer(config: VerifierServiceConfig, group: Group, incarnation: bytes) -> DrafterPeer | None:

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.gpu import add_rmsnorm, int4_moe, linear, rope, router, row_attention, row_layout, silu_mul
+from kernels.gpu import add_rmsnorm, draft_block, int4_moe, linear, rope, router, row_attention, row_layout, silu_mul
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -240,3 +240,46 @@ def test_row_attention(heads: int, latent: int, turned: int) -> None:
             continue
         slots = [*places[of][:shared], *path][: position + 1]
         close(out[r], row_attention.reference(q[r], cache[slots], latent, 0.2))
+
+
+@pytest.mark.parametrize(("count", "heads", "groups", "width", "block"), draft_block.TEST_SHAPES)
+@pytest.mark.parametrize(("window", "causal"), [(None, False), (20, True), (100, True)])
+def test_draft_block(
+    count: int, heads: int, groups: int, width: int, block: int, window: int | None, causal: bool
+) -> None:
+    rows = count * block
+    a, norms = rand(rows, (heads + 2 * groups) * width, dtype=torch.float32), rand(heads + groups, width)
+    angle = rand(400, width // 2, dtype=torch.float32)
+    cos, sin = angle.cos(), angle.sin()
+    starts, ends, anchors = [0, 70, 5][:count], [3, 200, 5][:count], [3, 210, 5][:count]
+    position = torch.tensor([p + i for p in anchors for i in range(block)], dtype=torch.int32, device=DEVICE)
+    q, own = poison(rows, heads, width), poison(rows, 2, groups, width)
+    every = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    draft_block.draft_rows(a, norms, 1e-5, position, every, cos, sin, q, own)
+    expected_q, expected_own = draft_block.rows_reference(a, norms, heads, position, cos, sin, 1e-5)
+    close(q, expected_q)
+    close(own, expected_own)
+
+    pool, pages = poison(8 * 64, 2, groups, width), torch.tensor([[6, 0, 0], [3, 1, 5], [0, 0, 0]][:count])
+    contexts = []
+    for of, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        slots = [int(pages[of, p // 64 - start // 64]) * 64 + p % 64 for p in range(start, end)]
+        pool[slots] = rand(end - start, 2, groups, width)
+        contexts.append(pool[slots])
+    out = poison(rows, heads, width)
+    where = [torch.tensor(value, dtype=torch.int32, device=DEVICE) for value in (starts, ends, anchors)]
+    draft_block.draft_attention(q, own, pool, pages.int().to(DEVICE), *where, out, window, causal)
+    for of, context in enumerate(contexts):
+        part = slice(of * block, (of + 1) * block)
+        given = (q[part].cpu(), own[part].cpu(), context.cpu(), starts[of], anchors[of], window or 0, causal)
+        close(out[part].cpu(), draft_block.attention_reference(*given))
+
+
+def test_draft_rows_of_a_context() -> None:
+    a, norms, angle = rand(3, 2 * 2 * 16, dtype=torch.float32), rand(2, 16), rand(50, 8, dtype=torch.float32)
+    position, slot = whole(3, high=50), torch.tensor([4, -1, 0], dtype=torch.int32, device=DEVICE)
+    kv = poison(6, 2, 2, 16)
+    draft_block.draft_rows(a, norms, 1e-5, position, slot, angle.cos(), angle.sin(), None, kv)
+    expected = draft_block.rows_reference(a, norms, 0, position, angle.cos(), angle.sin(), 1e-5)[1]
+    close(kv[[4, 0]], expected[[0, 2]])
+    assert int(kv.isnan().sum()) == 4 * 2 * 2 * 16

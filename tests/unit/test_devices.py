@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,11 @@ import torch
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.devices import cuda_device
 from hedgerow.model.select import load_target
+from hedgerow.rpc.config import ConfigError
+from services.verifier.config import VerifierServiceConfig
+from services.verifier.service import load
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -51,3 +59,26 @@ def test_a_gpu_that_serves(built_for_cuda: None) -> None:
 def test_a_cpu_s_engine_on_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"engine.*'torch'.*auto where device is cuda"):
         load_target(tmp_path, (), "torch", device="cuda")
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch may find a device")
+@pytest.mark.parametrize("service", ["verifier", "drafter"])
+def test_a_service_without_a_gpu_says_so_and_ends(service: str) -> None:
+    settings = {
+        "DEVICE": "cuda",
+        "MODEL_PATH": "models/sapling",
+        "LISTEN": "127.0.0.1:0",
+        "ADMIN_LISTEN": "127.0.0.1:0",
+    }
+    settings |= {"MODEL_NAME": "m"} if service == "verifier" else {"TARGET_PATH": "models/sapling"}
+    env = os.environ | {f"HEDGEROW_{name}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", f"services.{service}"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "device: 'cuda' is not allowed: needs a torch built for CUDA" in done.stdout + done.stderr
+
+
+def test_trees_of_more_rows_than_a_cuda_step_takes_are_refused_at_the_start() -> None:
+    config = VerifierServiceConfig(model_path=Path("x"), model_name="m", device="cuda", max_budget=64)
+    with pytest.raises(ConfigError, match=r"HEDGEROW_MAX_BUDGET.*at most 63 where device is cuda"):
+        load(config, ())

@@ -32,6 +32,12 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_device_is_that_of_target_and_drafter_and_a_setting_of_one_of_them_wins(checkout: Path) -> None:
+    settings = config(checkout, "--device", "cuda", "--set", "drafter.device=cpu").settings
+    assert (settings["verifier"], settings["drafter"]) == ({"DEVICE": "cuda"}, {"DEVICE": "cpu"})
+    assert "DEVICE" not in config(checkout).settings.get("verifier", {})
+
+
 def test_without_options_it_serves_the_bundled_pair(checkout: Path) -> None:
     chosen = config(checkout)
     assert chosen.model == checkout / "models/sapling"

@@ -1,0 +1,305 @@
+"""The drafter on a GPU: DFlashModel's interface in bfloat16. A draft is one pass, captured as a graph by its bucket.
+
+Features are kept on the host until their sequence drafts, and then go through in the same pass; many go at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hedgerow.errors import InvalidRequest
+from hedgerow.model.config import DraftConfig
+from hedgerow.model.cuda_cache import Arena
+from hedgerow.model.cuda_draft_step import CudaDraftLayer, DraftFields, DraftRoom, DraftShape, DraftStep, DraftWeights
+from hedgerow.model.cuda_plan import bucket
+from hedgerow.model.cuda_weights import Reader
+from hedgerow.model.dflash import rotary_tables
+from hedgerow.model.fields import ConfigError
+from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
+from kernels.gpu.row_layout import PAGE
+from kernels.tree_build import PlainTree, plain_trees
+
+MOST_FEATURES = 1024  # rows of one pass
+FLUSH_FROM = 256  # rows of one sequence that wait for its next draft
+LEAST_FEATURES = 8
+LEAST_SEQUENCES = 8  # of a room
+LEAST_PAGES = 256  # of a pool
+
+
+class CudaDraftState:
+    """A sequence's context: positions start .. end - 1 have been appended, the last of them still on the host."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena, self.pages = arena, list[int]()
+        self.waiting: list[torch.Tensor] = []  # rows of features
+        self.start = self.end = 0
+        weakref.finalize(self, _give_all, arena, self.pages)
+
+    def reset(self, position: int) -> None:
+        """Forgets everything; the next features are those of `position`."""
+        _give_all(self.arena, self.pages)
+        self.waiting.clear()
+        self.start = self.end = position
+
+    @property
+    def behind(self) -> int:
+        """Rows that wait."""
+        return sum(map(len, self.waiting))
+
+    def reserve(self) -> None:
+        """Takes pages up to `end`."""
+        needed = (self.end - 1) // PAGE - self.start // PAGE + 1
+        while len(self.pages) < needed:
+            if not self.arena.free:
+                more = max(LEAST_PAGES, self.arena.pages)  # doubling: each move makes captured passes wrong
+                self.arena.give(self.arena.take(more), more)
+            self.pages.append(self.arena.take(1))
+
+
+def _give_all(arena: Arena, pages: list[int]) -> None:
+    for page in pages:
+        arena.give(page, 1)
+    pages.clear()
+
+
+class Captured(NamedTuple):
+    """A pass of one shape, and where its integers go."""
+
+    step: DraftStep
+    sent: torch.Tensor  # on the host
+    fields: DraftFields  # of `sent`
+    block: torch.Tensor  # on the device
+    graph: torch.cuda.CUDAGraph | None
+
+
+class CudaDFlash:
+    """Immutable once loaded; states are their callers'; calls take turns."""
+
+    def __init__(
+        self,
+        folder: Path,
+        target_folder: Path,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+        amplitude: float | None = None,
+    ) -> None:
+        c = self.config = DraftConfig.from_folder(folder)
+        if c.head_dim < 16 or c.head_dim & (c.head_dim - 1):
+            raise ConfigError(
+                folder / "config.json", "head_dim", c.head_dim, "a power of two from 16 on, on a CUDA device"
+            )
+        self.feature_layers, self.block_size, self.vocab_size = c.target_layer_ids, c.block_size, c.vocab_size
+        self.feature_width = len(c.target_layer_ids) * c.hidden_size
+        self.checkpoint_hash = checkpoint_hash(folder)
+        self.device, self.dtype = device, dtype
+        self._weights = self._read(Checkpoint(folder), target_folder, amplitude)
+        width = 2 * c.num_key_value_heads * c.head_dim
+        self._arena = Arena(c.num_hidden_layers, width, device, dtype)
+        self._room = self._new_room(LEAST_SEQUENCES)
+        pinned = device.type == "cuda"
+        self._given = torch.zeros(MOST_FEATURES, self.feature_width, dtype=dtype, pin_memory=pinned)
+        self._steps: dict[DraftShape, Captured] = {}
+        self._grown, self._turn = 0, threading.Lock()
+
+    @classmethod
+    def load(cls, folder: Path, target_folder: Path, device: torch.device) -> CudaDFlash:
+        """Raises ConfigError or CheckpointError as DFlashModel does, also for a size without code here."""
+        return cls(folder, target_folder, device)
+
+    def new_state(self) -> CudaDraftState:
+        """An empty context that starts at position 0."""
+        return CudaDraftState(self._arena)
+
+    @torch.inference_mode()
+    def append(self, state: CudaDraftState, features: torch.Tensor, position: int) -> None:
+        """Appends features [n, feature_width] of positions position .. position+n-1; position is the state's end."""
+        c, n = self.config, len(features)
+        if position != state.end:
+            raise InvalidRequest("position", position, f"the end of the sequence's context, {state.end}")
+        if n == 0:
+            return
+        if features.shape != (n, self.feature_width) or features.dtype != torch.float32:
+            raise InvalidRequest("features", tuple(features.shape), f"[rows, {self.feature_width}] of float32")
+        if position < 0 or position + n > c.max_position_embeddings:
+            raise InvalidRequest("position", position + n, f"at most the model's {c.max_position_embeddings} positions")
+        state.waiting.append(features.to("cpu", self.dtype, copy=True))
+        state.end += n
+        with self._turn:
+            state.reserve()
+            if state.behind >= FLUSH_FROM:
+                self._flush([state], 0)
+
+    @torch.inference_mode()
+    def draft(self, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        """Logits [S, block_size - 1, vocabulary] float32 on the device, for positions P+1 .. P+L of each sequence.
+
+        The anchor of a sequence stands at its position P; the context is what was appended, all before P.
+        InvalidRequest for an anchor or a position that makes no sense.
+        """
+        c, count = self.config, len(states)
+        if not count == len(anchors) == len(positions):
+            raise InvalidRequest("states", count, "as many as anchors and positions")
+        for n, (state, anchor, position) in enumerate(zip(states, anchors, positions, strict=True)):
+            if not 0 <= anchor < c.vocab_size:
+                raise InvalidRequest(f"anchors[{n}]", anchor, "within the vocabulary")
+            if not state.end <= position < c.max_position_embeddings:
+                limit = f"at least the end of its context, {state.end}, and below {c.max_position_embeddings}"
+                raise InvalidRequest(f"positions[{n}]", position, limit)
+        with self._turn:
+            self._flush(states, MOST_FEATURES)
+            rows = self._gather(states)
+            captured = self._captured(self._shape(rows, count))
+            self._fill(captured, states, rows)
+            self._fill_blocks(captured, states, anchors, positions)
+            self._run(captured, rows)
+            drafted = count * (c.block_size - 1)
+            return self._room.logits[:drafted].clone().view(count, c.block_size - 1, c.vocab_size)
+
+    def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
+        """One tree a sequence from `draft`'s logits: `kernels.tree_build.plain_trees`."""
+        return plain_trees(logits.cpu(), budgets, caps)
+
+    def _flush(self, states: Sequence[CudaDraftState], most: int) -> None:
+        """Computes what waits, sequence by sequence, until at most `most` rows do."""
+        waiting = sum(state.behind for state in states)
+        for state in states:
+            if waiting <= most:
+                return
+            waiting -= state.behind
+            while state.waiting:
+                rows = self._gather([state])
+                captured = self._captured(self._shape(rows, 0))
+                self._fill(captured, [state], rows)
+                self._run(captured, rows)
+
+    def _gather(self, states: Sequence[CudaDraftState]) -> list[int]:
+        """Puts waiting rows, at most a pass's, into `_given`; how many of each state. They wait until `_fill`."""
+        taken, room = list[int](), MOST_FEATURES
+        for state in states:
+            rows = torch.cat(state.waiting) if len(state.waiting) > 1 else state.waiting[0] if state.waiting else None
+            count = 0 if rows is None else min(len(rows), room)
+            if rows is not None and count:
+                begin = MOST_FEATURES - room
+                self._given[begin : begin + count] = rows[:count]
+                state.waiting[:] = [rows[count:]] if count < len(rows) else []
+                room -= count
+            taken.append(count)
+        return taken
+
+    def _shape(self, rows: Sequence[int], sequences: int) -> DraftShape:
+        features = sum(rows)
+        pages = -(-(self.config.max_position_embeddings + PAGE) // PAGE)
+        return DraftShape(
+            max(LEAST_FEATURES, bucket(features)) if features else 0,
+            bucket(sequences) if sequences else 0,
+            self.config.block_size,
+            pages,
+        )
+
+    def _fill(self, captured: Captured, states: Sequence[CudaDraftState], rows: Sequence[int]) -> None:
+        """Where the gathered rows go: each state's last, but for what still waits behind them."""
+        f, begin = captured.fields, 0
+        slot, at = f.slot.numpy(), f.at.numpy()
+        for state, count in zip(states, rows, strict=True):
+            if count:
+                end = state.end - state.behind
+                places = np.arange(end - count, end)
+                pages = np.array(state.pages)[places // PAGE - state.start // PAGE]
+                at[begin : begin + count] = places
+                slot[begin : begin + count] = pages * PAGE + places % PAGE
+                begin += count
+        slot[begin:], at[begin:] = -1, 0
+
+    def _fill_blocks(
+        self, captured: Captured, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]
+    ) -> None:
+        f, c, count = captured.fields, self.config, len(states)
+        tokens = f.tokens.numpy().reshape(-1, c.block_size)
+        tokens[:, 0], tokens[:, 1:] = 0, c.mask_token_id
+        tokens[:count, 0] = anchors
+        place = f.position.numpy().reshape(-1, c.block_size)
+        place[:count] = np.array(positions)[:, None] + np.arange(c.block_size)
+        place[count:] = 0
+        for field in (f.start, f.end, f.anchor):
+            field.zero_()
+        f.start.numpy()[:count] = [state.start for state in states]
+        f.end.numpy()[:count] = [state.end for state in states]
+        f.anchor.numpy()[:count] = positions
+        pages = f.pages.numpy()
+        for n, state in enumerate(states):
+            pages[n, : len(state.pages)] = state.pages
+
+    def _run(self, captured: Captured, rows: Sequence[int]) -> None:
+        count = sum(rows)
+        self._room.given[:count].copy_(self._given[:count], non_blocking=True)
+        captured.block.copy_(captured.sent, non_blocking=True)
+        if captured.graph is None:
+            captured.step.run(self._pool())
+        else:
+            captured.graph.replay()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # the host's buffers are free again
+
+    def _pool(self) -> torch.Tensor:
+        c, data = self.config, self._arena.data
+        return data.view(*data.shape[:2], 2, c.num_key_value_heads, c.head_dim)
+
+    def _captured(self, shape: DraftShape) -> Captured:
+        """The pass of `shape`, made at its first use. What a larger pool or room has made wrong is made again."""
+        if shape.sequences * shape.block > self._room.rows:
+            self._room = self._new_room(shape.sequences)
+            self._steps.clear()
+        if self._grown != self._arena.grown:
+            self._grown = self._arena.grown
+            self._steps.clear()
+        if shape not in self._steps:
+            self._steps[shape] = self._capture(shape)
+        return self._steps[shape]
+
+    def _capture(self, shape: DraftShape) -> Captured:
+        pinned = self.device.type == "cuda"
+        sent = torch.zeros(shape.words, dtype=torch.int32, pin_memory=pinned)
+        fields = DraftFields.of(sent, shape)
+        fields.slot.fill_(-1)  # all padding: it may be run as it is
+        block = sent.to(self.device)
+        step = DraftStep(self.config, self._weights, self._room, shape, DraftFields.of(block, shape))
+        if not pinned:
+            return Captured(step, sent, fields, block, None)
+        step.run(self._pool())  # compiles what is not compiled yet
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step.run(self._pool())
+        return Captured(step, sent, fields, block, graph)
+
+    def _new_room(self, sequences: int) -> DraftRoom:
+        return DraftRoom(self.config, MOST_FEATURES, sequences * self.config.block_size, self.device, self.dtype)
+
+    def _read(self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None) -> DraftWeights:
+        c, r = self.config, Reader(checkpoint, self.device, self.dtype)
+        borrowed = load_embedding_and_head(target_folder)
+        if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
+            limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
+            file = checkpoint.folder / "config.json"
+            raise ConfigError(file, "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
+        self.target_head_hash = borrowed.hash
+        cos, sin = (table[:, c.head_dim // 2 :].contiguous().to(self.device) for table in rotary_tables(c, amplitude))
+        layers = [CudaDraftLayer.load(r, n, c) for n in range(c.num_hidden_layers)]
+        keys = c.num_attention_heads * c.head_dim
+        return DraftWeights(
+            embedding=borrowed.embedding.to(self.device, self.dtype),
+            head=borrowed.head.to(self.device, self.dtype),
+            fc=r.dense(("fc.weight", (c.hidden_size, self.feature_width))),
+            hidden_norm=r.dense(("hidden_norm.weight", (c.hidden_size,))),
+            context_kv=torch.cat([layer.qkv[keys:] for layer in layers]),
+            layers=layers,
+            norm=r.dense(("norm.weight", (c.hidden_size,))),
+            cos=cos,
+            sin=sin,
+        )

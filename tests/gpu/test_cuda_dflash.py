@@ -1,0 +1,104 @@
+"""The drafter on a GPU against PyTorch's. Under Triton's interpreter: a tiny one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hedgerow.errors import InvalidRequest
+from hedgerow.model.cuda_dflash import FLUSH_FROM, CudaDFlash
+from hedgerow.model.dflash import DFlashModel
+from tests.tiny import TinyTarget, write_tiny
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+SAPLING = Path("models/sapling")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+class Pair:
+    """The same checkpoint on both engines."""
+
+    def __init__(self, folder: Path, target: Path) -> None:
+        device, dtype = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
+        self.model = CudaDFlash(folder, target, torch.device(device), dtype)
+        self.reference = DFlashModel.load(folder, target)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    if INTERPRETED:
+        paths = write_tiny(tmp_path_factory.mktemp("tiny"), TinyTarget(layers=2, experts=4))
+        return Pair(paths.drafter, paths.target)
+    return Pair(SAPLING.with_name("sapling-dflash"), SAPLING)
+
+
+def features(pair: Pair, rows: int) -> torch.Tensor:
+    return torch.randn(rows, pair.model.feature_width, generator=torch.Generator().manual_seed(rows))
+
+
+def test_drafts_are_what_pytorch_computes(pair: Pair) -> None:
+    """Contexts of other lengths and starts, one of them in parts, over two pages and more than a pass's features."""
+    lengths, starts, anchors = (70, 3, FLUSH_FROM + 5), (30, 0, 0), (1, 2, 3)
+    if INTERPRETED:
+        lengths = (36, 3, 2)
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    drafts = []
+    for drafter in (pair.model, pair.reference):
+        states = [drafter.new_state() for _ in lengths]
+        for state, start, length in zip(states, starts, lengths, strict=True):
+            state.reset(start)
+            rows = features(pair, length)
+            drafter.append(state, rows[: length // 2], start)
+            drafter.append(state, rows[length // 2 :], start + length // 2)
+        first = drafter.draft(states[:1], anchors[:1], ends[:1])
+        drafts.append((first.cpu(), drafter.draft(states, anchors, ends).cpu()))
+    for got, expected in zip(*drafts, strict=True):
+        assert got.shape == expected.shape
+        error = float((got - expected).square().mean().sqrt() / expected.std())
+        assert error < (1e-5 if INTERPRETED else 0.05)
+    assert float((drafts[0][1][0] - drafts[0][0][0]).abs().max()) < 1e-4, "a draft depends on the batch"
+
+
+@pytest.mark.skipif(INTERPRETED, reason="slow: nothing of it is the ops'")
+def test_a_context_that_was_reset_is_another(pair: Pair) -> None:
+    state, other = pair.model.new_state(), pair.model.new_state()
+    rows = features(pair, 6)
+    pair.model.append(state, rows, 0)
+    before = pair.model.draft([state], [5], [6]).cpu()
+    state.reset(64)
+    assert not state.pages
+    pair.model.append(state, rows, 64)
+    pair.model.append(other, rows, 0)
+    assert torch.equal(pair.model.draft([other], [5], [6]).cpu(), before)
+    assert not torch.equal(pair.model.draft([state], [5], [70]).cpu(), before)
+
+
+def test_what_makes_no_sense_is_refused(pair: Pair) -> None:
+    state = pair.model.new_state()
+    pair.model.append(state, features(pair, 2), 0)
+    with pytest.raises(InvalidRequest, match="position"):
+        pair.model.append(state, features(pair, 2), 3)
+    with pytest.raises(InvalidRequest, match="features"):
+        pair.model.append(state, features(pair, 2)[:, 1:], 2)
+    with pytest.raises(InvalidRequest, match="anchors"):
+        pair.model.draft([state], [-1], [2])
+    with pytest.raises(InvalidRequest, match="positions"):
+        pair.model.draft([state], [1], [1])
+
+
+def test_trees(pair: Pair) -> None:
+    state = pair.model.new_state()
+    pair.model.append(state, features(pair, 3), 0)
+    logits = pair.model.draft([state, state], [5, 6], [3, 4])
+    expected = pair.reference.trees(logits.cpu(), [12, 5], [0, 2])
+    for got, wanted in zip(pair.model.trees(logits, [12, 5], [0, 2]), expected, strict=True):
+        assert (got.tokens, got.parents) == (wanted.tokens, wanted.parents)
+        assert got.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
