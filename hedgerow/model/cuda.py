@@ -2,7 +2,7 @@
 
 Every op is row-invariant (kernels/gpu): a row's bits depend on neither the rows beside it, nor the tree, the chunk, the
 pages, nor the bucket that the step was padded to. One form of attention serves prompts and output alike.
-Steps of decoding rows alone are CUDA graphs, one a bucket; those that carry a prompt's rows are launched op by op.
+A step of a shape is a CUDA graph from the shape's second use on; its first takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_cache import Arena, CudaCache
+from hedgerow.model.cuda_graph import Kept, Recorded
 from hedgerow.model.cuda_plan import Fields, Ints, Shape, bucket, fill, read, split
 from hedgerow.model.cuda_step import CudaStep, Room, Weights
+from hedgerow.model.cuda_walk import CudaWalker
 from hedgerow.model.cuda_weights import CudaLayer, Reader, check_sizes
 from hedgerow.model.k2 import rotations
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from kernels.gpu.row_layout import DEEPEST, PAGE
-from kernels.tree_accept import Walked, WalkRows, walk_trees
+from kernels.tree_accept import Walked, WalkRows
 
 LAW = "g1"  # of the arithmetic; the next number when a bit of any result, or a drawn token, changes
 LEAST_ROOM = 512  # rows; more when a step has more
 
 
-class Captured(NamedTuple):
-    """A step of one shape, and where its block goes."""
+class Pass(NamedTuple):
+    """A step of one shape, and where what it is asked goes."""
 
-    step: CudaStep
     sent: torch.Tensor  # [words] on the host
     fields: Fields[Ints]  # its parts
     block: torch.Tensor  # [words] on the device
-    graph: torch.cuda.CUDAGraph | None
+    launch: Recorded
 
 
 class CudaK2:
@@ -67,8 +68,8 @@ class CudaK2:
         self._weights = self._read(checkpoint)
         self._arena = Arena(c.num_hidden_layers, c.latent_width, device, dtype)
         self._room = self._new_room(LEAST_ROOM)
-        self._steps: dict[Shape, Captured] = {}
-        self._grown, self._turn = 0, threading.Lock()
+        self._passes, self._grown = Kept(self._make), 0
+        self._walker, self._turn = CudaWalker(c.vocab_size, device), threading.Lock()
 
     @classmethod
     def load(cls, folder: Path, feature_layers: Sequence[int], device: torch.device) -> CudaK2:
@@ -99,54 +100,41 @@ class CudaK2:
         with self._turn:
             size = bucket(asked.rows)
             shape = Shape(size, size if full else bucket(wanted) if wanted else 0, bucket(len(rows)), self._most_pages)
-            step, sent, fields, block, graph = self._captured(shape, full)
-            fill(fields, asked, cache.base)
-            block.copy_(sent, non_blocking=True)
-            if graph is None:
-                step.run(self._arena.data)
-            else:
-                graph.replay()
+            self._prepare(size)
+            step = self._passes[shape]
+            fill(step.fields, asked, cache.base)
+            step.block.copy_(step.sent, non_blocking=True)
+            step.launch()
             logits = self._room.logits[:wanted].clone()
             features = self._to_host(self._room.features[: asked.rows])
         return ForwardOutput(logits, features)
 
+    @torch.inference_mode()
     def walk(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
-        """Draws from `logits` and walks the trees: `kernels.tree_accept.walk_trees`."""
-        return walk_trees(self._to_host(logits), trees)
+        """As `kernels.tree_accept.walk_trees`, by the engine's own law of rounding."""
+        with self._turn:
+            return self._walker(logits, trees)
 
     @property
     def _most_pages(self) -> int:
         """Of one sequence: every position, and a tree below the last."""
         return -(-(self.positions + DEEPEST) // PAGE)
 
-    def _captured(self, shape: Shape, decoding: bool) -> Captured:
-        """The step of `shape`, made at its first use. What a larger arena or room has made wrong is made again."""
-        if shape.rows > self._room.rows:
-            self._room = self._new_room(shape.rows)
-            self._steps.clear()
+    def _prepare(self, rows: int) -> None:
+        """Makes room for `rows`. What a larger arena or room has made wrong is made again."""
+        if rows > self._room.rows:
+            self._room = self._new_room(rows)
+            self._passes.clear()
         if self._grown != self._arena.grown:
             self._grown = self._arena.grown
-            self._steps.clear()
-        if shape not in self._steps:
-            self._steps[shape] = self._capture(shape, decoding)
-        return self._steps[shape]
+            self._passes.clear()
 
-    def _capture(self, shape: Shape, decoding: bool) -> Captured:
-        pinned = self.device.type == "cuda"
-        sent = torch.zeros(shape.words, dtype=torch.int32, pin_memory=pinned)
-        fields = split(sent.numpy(), shape)
-        fields.seq[:] = -1  # all padding: it may be run as it is
+    def _make(self, shape: Shape) -> Pass:
+        sent = torch.zeros(shape.words, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         block = sent.to(self.device)
-        step = CudaStep(
-            self.config, self._weights, self.feature_layers, self.latent_eps, self._room, shape, split(block, shape)
-        )
-        if not (decoding and pinned):
-            return Captured(step, sent, fields, block, None)
-        step.run(self._arena.data)  # compiles what is not compiled yet
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step.run(self._arena.data)
-        return Captured(step, sent, fields, block, graph)
+        fields = split(block, shape)
+        step = CudaStep(self.config, self._weights, self.feature_layers, self.latent_eps, self._room, shape, fields)
+        return Pass(sent, split(sent.numpy(), shape), block, Recorded(lambda: step.run(self._arena.data), self.device))
 
     def _new_room(self, rows: int) -> Room:
         return Room(self.config, len(self.feature_layers), rows, self.device, self.dtype)

@@ -18,13 +18,15 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.config import DraftConfig
 from hedgerow.model.cuda_cache import Arena
 from hedgerow.model.cuda_draft_step import CudaDraftLayer, DraftFields, DraftRoom, DraftShape, DraftStep, DraftWeights
+from hedgerow.model.cuda_graph import Kept, Recorded
 from hedgerow.model.cuda_plan import bucket
+from hedgerow.model.cuda_trees import CudaTrees
 from hedgerow.model.cuda_weights import Reader
 from hedgerow.model.dflash import rotary_tables
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
 from kernels.gpu.row_layout import PAGE
-from kernels.tree_build import PlainTree, plain_trees
+from kernels.tree_build import PlainTree
 
 MOST_FEATURES = 1024  # rows of one pass
 FLUSH_FROM = 256  # rows of one sequence that wait for its next draft
@@ -69,14 +71,13 @@ def _give_all(arena: Arena, pages: list[int]) -> None:
     pages.clear()
 
 
-class Captured(NamedTuple):
+class Pass(NamedTuple):
     """A pass of one shape, and where its integers go."""
 
-    step: DraftStep
     sent: torch.Tensor  # on the host
     fields: DraftFields  # of `sent`
     block: torch.Tensor  # on the device
-    graph: torch.cuda.CUDAGraph | None
+    launch: Recorded
 
 
 class CudaDFlash:
@@ -105,8 +106,9 @@ class CudaDFlash:
         self._room = self._new_room(LEAST_SEQUENCES)
         pinned = device.type == "cuda"
         self._given = torch.zeros(MOST_FEATURES, self.feature_width, dtype=dtype, pin_memory=pinned)
-        self._steps: dict[DraftShape, Captured] = {}
-        self._grown, self._turn = 0, threading.Lock()
+        self._passes, self._grown = Kept(self._make), 0
+        self._trees = CudaTrees(c.block_size - 1, c.vocab_size, device)
+        self._turn = threading.Lock()
 
     @classmethod
     def load(cls, folder: Path, target_folder: Path, device: torch.device) -> CudaDFlash:
@@ -155,16 +157,18 @@ class CudaDFlash:
         with self._turn:
             self._flush(states, MOST_FEATURES)
             rows = self._gather(states)
-            captured = self._captured(self._shape(rows, count))
-            self._fill(captured, states, rows)
-            self._fill_blocks(captured, states, anchors, positions)
-            self._run(captured, rows)
+            step = self._pass(self._shape(rows, count))
+            self._fill(step, states, rows)
+            self._fill_blocks(step, states, anchors, positions)
+            self._run(step, rows)
             drafted = count * (c.block_size - 1)
             return self._room.logits[:drafted].clone().view(count, c.block_size - 1, c.vocab_size)
 
+    @torch.inference_mode()
     def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
-        """One tree a sequence from `draft`'s logits: `kernels.tree_build.plain_trees`."""
-        return plain_trees(logits.cpu(), budgets, caps)
+        """One tree a sequence from `draft`'s logits, as `kernels.tree_build.plain_trees`."""
+        with self._turn:
+            return self._trees(logits, budgets, caps)
 
     def _flush(self, states: Sequence[CudaDraftState], most: int) -> None:
         """Computes what waits, sequence by sequence, until at most `most` rows do."""
@@ -175,9 +179,9 @@ class CudaDFlash:
             waiting -= state.behind
             while state.waiting:
                 rows = self._gather([state])
-                captured = self._captured(self._shape(rows, 0))
-                self._fill(captured, [state], rows)
-                self._run(captured, rows)
+                step = self._pass(self._shape(rows, 0))
+                self._fill(step, [state], rows)
+                self._run(step, rows)
 
     def _gather(self, states: Sequence[CudaDraftState]) -> list[int]:
         """Puts waiting rows, at most a pass's, into `_given`; how many of each state. They wait until `_fill`."""
@@ -203,9 +207,9 @@ class CudaDFlash:
             pages,
         )
 
-    def _fill(self, captured: Captured, states: Sequence[CudaDraftState], rows: Sequence[int]) -> None:
+    def _fill(self, step: Pass, states: Sequence[CudaDraftState], rows: Sequence[int]) -> None:
         """Where the gathered rows go: each state's last, but for what still waits behind them."""
-        f, begin = captured.fields, 0
+        f, begin = step.fields, 0
         slot, at = f.slot.numpy(), f.at.numpy()
         for state, count in zip(states, rows, strict=True):
             if count:
@@ -218,9 +222,9 @@ class CudaDFlash:
         slot[begin:], at[begin:] = -1, 0
 
     def _fill_blocks(
-        self, captured: Captured, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]
+        self, step: Pass, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]
     ) -> None:
-        f, c, count = captured.fields, self.config, len(states)
+        f, c, count = step.fields, self.config, len(states)
         tokens = f.tokens.numpy().reshape(-1, c.block_size)
         tokens[:, 0], tokens[:, 1:] = 0, c.mask_token_id
         tokens[:count, 0] = anchors
@@ -236,14 +240,11 @@ class CudaDFlash:
         for n, state in enumerate(states):
             pages[n, : len(state.pages)] = state.pages
 
-    def _run(self, captured: Captured, rows: Sequence[int]) -> None:
+    def _run(self, step: Pass, rows: Sequence[int]) -> None:
         count = sum(rows)
         self._room.given[:count].copy_(self._given[:count], non_blocking=True)
-        captured.block.copy_(captured.sent, non_blocking=True)
-        if captured.graph is None:
-            captured.step.run(self._pool())
-        else:
-            captured.graph.replay()
+        step.block.copy_(step.sent, non_blocking=True)
+        step.launch()
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()  # the host's buffers are free again
 
@@ -251,32 +252,22 @@ class CudaDFlash:
         c, data = self.config, self._arena.data
         return data.view(*data.shape[:2], 2, c.num_key_value_heads, c.head_dim)
 
-    def _captured(self, shape: DraftShape) -> Captured:
-        """The pass of `shape`, made at its first use. What a larger pool or room has made wrong is made again."""
+    def _pass(self, shape: DraftShape) -> Pass:
+        """What a larger pool or room has made wrong is made again."""
         if shape.sequences * shape.block > self._room.rows:
             self._room = self._new_room(shape.sequences)
-            self._steps.clear()
+            self._passes.clear()
         if self._grown != self._arena.grown:
             self._grown = self._arena.grown
-            self._steps.clear()
-        if shape not in self._steps:
-            self._steps[shape] = self._capture(shape)
-        return self._steps[shape]
+            self._passes.clear()
+        return self._passes[shape]
 
-    def _capture(self, shape: DraftShape) -> Captured:
-        pinned = self.device.type == "cuda"
-        sent = torch.zeros(shape.words, dtype=torch.int32, pin_memory=pinned)
-        fields = DraftFields.of(sent, shape)
-        fields.slot.fill_(-1)  # all padding: it may be run as it is
+    def _make(self, shape: DraftShape) -> Pass:
+        sent = torch.zeros(shape.words, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         block = sent.to(self.device)
         step = DraftStep(self.config, self._weights, self._room, shape, DraftFields.of(block, shape))
-        if not pinned:
-            return Captured(step, sent, fields, block, None)
-        step.run(self._pool())  # compiles what is not compiled yet
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step.run(self._pool())
-        return Captured(step, sent, fields, block, graph)
+        launch = Recorded(lambda: step.run(self._pool()), self.device)
+        return Pass(sent, DraftFields.of(sent, shape), block, launch)
 
     def _new_room(self, sequences: int) -> DraftRoom:
         return DraftRoom(self.config, MOST_FEATURES, sequences * self.config.block_size, self.device, self.dtype)

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("what", ["model_ops", "cuda_k2", "cuda_dflash"])
+@pytest.mark.parametrize("what", ["model_ops", "cuda_k2", "cuda_dflash", "cuda_walk"])
 def test_in_the_interpreter(what: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", f"tests/gpu/test_{what}.py"]
     env = os.environ | {"TRITON_INTERPRET": "1"}
