@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import TypeVar
 
 from hedgerow.cli import options
 from hedgerow.cli.command import Command
 from hedgerow.cli.show import follow, plain
-from hedgerow.client import Client, Running
+from hedgerow.client import Client, Running, SessionStatus, Stored
 from hedgerow.errors import InvalidRequest
+
+Told = TypeVar("Told", Running, Stored)
 
 
 def add_session(parser: argparse.ArgumentParser) -> None:
@@ -60,18 +63,24 @@ def session(client: Client, args: argparse.Namespace) -> int:
 
 def add_action(parser: argparse.ArgumentParser) -> None:
     """What to do, and with which."""
-    parser.add_argument("action", choices=("ls", "show", "cancel"), help="list those that run; show or end some")
+    parser.add_argument(
+        "action", choices=("ls", "show", "cancel"), help="list those that are retained; show or end some"
+    )
+    parser.add_argument("--running", action="store_true", help="ls: those that run on the gateways of --address alone")
     parser.add_argument("session_ids", nargs="*", metavar="session_id", help="for show and cancel")
     parser.add_argument("--most", type=int, default=1000, metavar="N", help="longest list, %(default)s")
     parser.add_argument("--json", action="store_true", help="ls: one JSON object a line")
 
 
 def sessions(client: Client, args: argparse.Namespace) -> int:
-    """Those of --tenant on the gateways of --address: each gateway tells of those that it runs."""
+    """Those of the tenant: all that the store retains, or, with --running, what each gateway of --address runs."""
     if args.action == "ls":
         if args.session_ids:
             raise InvalidRequest("session_id", args.session_ids[0], "left out of `ls`")
-        _list(client.sessions(most=args.most), as_json=args.json)
+        if args.running:
+            _list(client.sessions(most=args.most), _running, as_json=args.json)
+        else:
+            _list(client.stored_sessions(most=args.most), _stored, as_json=args.json)
         return 0
     if not args.session_ids:
         raise InvalidRequest("session_id", None, f"given to `{args.action}`")
@@ -81,17 +90,33 @@ def sessions(client: Client, args: argparse.Namespace) -> int:
     return 0
 
 
-def _list(running: Sequence[Running], *, as_json: bool) -> None:
-    for each in running:
-        if as_json:
-            print(json.dumps(asdict(each)))
-            continue
-        age = max(0.0, time.time() - each.created_unix_ms / 1000)
-        deadline = f", ends in {each.deadline_unix_ms / 1000 - time.time():.0f} s" if each.deadline_unix_ms else ""
-        print(
-            f"{each.session_id}  {each.model}  {age:.0f} s  {each.prompt_tokens}+{each.token_count}/{each.max_tokens} "
-            f"tokens, {each.uncommitted_tokens} not committed, {each.readers} readers{deadline}  {each.gateway}"
-        )
+def _list(found: Sequence[Told], line: Callable[[Told], str], *, as_json: bool) -> None:
+    for each in found:
+        print(json.dumps(asdict(each)) if as_json else line(each))
+
+
+def _running(each: Running) -> str:
+    return (
+        f"{each.session_id}  {_about(each)}, {each.uncommitted_tokens} not committed, {each.readers} readers"
+        f"{_left(each)}  {each.gateway}"
+    )
+
+
+def _stored(each: Stored) -> str:
+    status = each.finish_reason if each.status is SessionStatus.ENDED else each.status
+    tenant = f"  tenant {each.tenant}" if each.tenant else ""
+    owner = f"  owner {each.owner[:8]}" if each.owner else ""
+    left = "" if each.status is SessionStatus.ENDED else _left(each)
+    return f"{each.session_id}  {status:<9}  {_about(each)}{left}{tenant}{owner}"
+
+
+def _about(each: Running | Stored) -> str:
+    age = max(0.0, time.time() - each.created_unix_ms / 1000)
+    return f"{each.model}  {age:.0f} s  {each.prompt_tokens}+{each.token_count}/{each.max_tokens} tokens"
+
+
+def _left(each: Running | Stored) -> str:
+    return f", ends in {each.deadline_unix_ms / 1000 - time.time():.0f} s" if each.deadline_unix_ms else ""
 
 
 def cancel(client: Client, args: argparse.Namespace) -> int:
@@ -101,7 +126,7 @@ def cancel(client: Client, args: argparse.Namespace) -> int:
 
 
 COMMANDS = (
-    Command("sessions", "list the sessions that run, show or end some", add_action, sessions),
+    Command("sessions", "list the sessions that are retained or run, show or end some", add_action, sessions),
     Command("session", "show or delete what is recorded of a session", add_session_and_delete, session),
     Command("resume", "go on with a session's stream", add_position, resume),
     Command("cancel", "end a session", add_session, cancel),

@@ -15,7 +15,7 @@ from hedgerow.client._fields import check_size, fill, seconds
 from hedgerow.client._gateways import Gateways, check_tenant
 from hedgerow.client._retry import Retry
 from hedgerow.client._stream import Stream
-from hedgerow.client._types import Model, Options, Result, Running, Session
+from hedgerow.client._types import Model, Options, Result, Running, Session, Stored
 from hedgerow.client._wire import Wire
 from hedgerow.errors import InvalidRequest
 from hedgerow.v1 import gateway_pb2 as pb
@@ -133,7 +133,7 @@ class AsyncClient:
     async def sessions(self, *, most: int = 1000) -> Sequence[Running]:
         """The tenant's sessions that run on the gateways of this client, each asked in turn; at most `most`.
 
-        What has ended, or waits paused for a Resume, is not among them: `get_session` knows it by its id. Raises
+        What has ended, or waits paused for a Resume, is not among them: see `stored_sessions`. Raises
         Unavailable where a gateway does not answer.
         """
         self._gateways.check_open()
@@ -147,6 +147,21 @@ class AsyncClient:
                 request.cursor = answer.cursor
                 if not request.cursor:
                     break
+        return list(found.values())
+
+    async def stored_sessions(self, *, most: int = 1000) -> Sequence[Stored]:
+        """The tenant's sessions that are retained, wherever they run and also when they have ended; at most `most`, the
+        newest first. One that is being made meanwhile may be missing.
+        """
+        found: dict[str, Stored] = {}
+        request = pb.ListStoredSessionsRequest()
+        while len(found) < most:
+            request.limit = min(PAGE, most - len(found))
+            answer = await self._ask("ListStoredSessions", request)
+            found |= {each.session_id: _convert.stored(each, answer.tenant) for each in answer.sessions}
+            request.cursor = answer.cursor
+            if not request.cursor:
+                break
         return list(found.values())
 
     async def delete_session(self, session_id: str) -> bool:

@@ -18,8 +18,10 @@ from hedgerow.client._types import (
     Running,
     Sampling,
     Session,
+    SessionStatus,
     Started,
     Step,
+    Stored,
     Timings,
     ToolCall,
     Usage,
@@ -33,6 +35,10 @@ REASONS = {
     common.FINISH_REASON_LENGTH: FinishReason.LENGTH, common.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
     common.FINISH_REASON_DEADLINE: FinishReason.DEADLINE, common.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
     common.FINISH_REASON_ERROR: FinishReason.ERROR,
+}  # fmt: skip
+STATUSES: Mapping[int, SessionStatus] = {
+    pb.SESSION_STATUS_RUNNING: SessionStatus.RUNNING, pb.SESSION_STATUS_PAUSED: SessionStatus.PAUSED,
+    pb.SESSION_STATUS_ORPHANED: SessionStatus.ORPHANED, pb.SESSION_STATUS_ENDED: SessionStatus.ENDED,
 }  # fmt: skip
 SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "ignore_eos", "stop",
@@ -135,6 +141,14 @@ def running(s: pb.RunningSession, gateway: str) -> Running:
     return Running(
         s.session_id, s.model, s.prompt_tokens, s.token_count, s.max_tokens, s.created_unix_ms, s.deadline_unix_ms,
         s.readers, s.uncommitted_tokens, s.detach, _exact(s.mode), gateway,
+    )  # fmt: skip
+
+
+def stored(s: pb.StoredSession, tenant: str) -> Stored:
+    """A session of a list that the store keeps."""
+    return Stored(
+        s.session_id, tenant, s.model, STATUSES[s.status], s.prompt_tokens, s.token_count, s.max_tokens,
+        s.created_unix_ms, s.deadline_unix_ms, s.detach, _exact(s.mode), REASONS[s.finish_reason], s.owner,
     )  # fmt: skip
 
 

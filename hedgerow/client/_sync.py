@@ -13,7 +13,19 @@ from hedgerow.client._convert import Messages
 from hedgerow.client._loop import Loop
 from hedgerow.client._retry import Retry
 from hedgerow.client._stream import Stream
-from hedgerow.client._types import Chunk, Event, Finished, Model, Options, Position, Result, Running, Session, Started
+from hedgerow.client._types import (
+    Chunk,
+    Event,
+    Finished,
+    Model,
+    Options,
+    Position,
+    Result,
+    Running,
+    Session,
+    Started,
+    Stored,
+)
 
 
 class SyncStream:
@@ -174,6 +186,10 @@ class Client:
     def sessions(self, *, most: int = 1000) -> Sequence[Running]:
         """The tenant's sessions that run on the gateways of this client; see `AsyncClient.sessions`."""
         return self._loop.run(self._client.sessions(most=most))
+
+    def stored_sessions(self, *, most: int = 1000) -> Sequence[Stored]:
+        """The tenant's sessions that are retained; see `AsyncClient.stored_sessions`."""
+        return self._loop.run(self._client.stored_sessions(most=most))
 
     def delete_session(self, session_id: str) -> bool:
         """Remove a session's prompt and tokens; False: there was none, or an answer got lost and it was repeated."""

@@ -233,6 +233,41 @@ class Running:
     """The address that told of it."""
 
 
+class SessionStatus(enum.StrEnum):
+    """What becomes of a session now; equal to its name as text."""
+
+    RUNNING = "running"
+    """A gateway runs it."""
+    PAUSED = "paused"
+    """Its gateway has given it up; it waits for a resume."""
+    ORPHANED = "orphaned"
+    """Its gateway is gone; a resume goes on with it, or a sweep ends it."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A session that is retained; times are Unix milliseconds, a deadline of 0 is none.
+
+    `owner` is the incarnation of the gateway that runs it or ran it last, in hexadecimal digits, as that gateway's
+    status has it; "" where there is none.
+    """
+
+    session_id: str
+    tenant: str
+    model: str
+    status: SessionStatus
+    prompt_tokens: int
+    token_count: int
+    max_tokens: int
+    created_unix_ms: int
+    deadline_unix_ms: int
+    detach: bool
+    exact: bool
+    finish_reason: FinishReason
+    owner: str
+
+
 @dataclass(frozen=True)
 class Session:
     """What is recorded of a session."""

@@ -1,11 +1,25 @@
 from hedgerow.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class SessionStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SESSION_STATUS_UNSPECIFIED: _ClassVar[SessionStatus]
+    SESSION_STATUS_RUNNING: _ClassVar[SessionStatus]
+    SESSION_STATUS_PAUSED: _ClassVar[SessionStatus]
+    SESSION_STATUS_ORPHANED: _ClassVar[SessionStatus]
+    SESSION_STATUS_ENDED: _ClassVar[SessionStatus]
+SESSION_STATUS_UNSPECIFIED: SessionStatus
+SESSION_STATUS_RUNNING: SessionStatus
+SESSION_STATUS_PAUSED: SessionStatus
+SESSION_STATUS_ORPHANED: SessionStatus
+SESSION_STATUS_ENDED: SessionStatus
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id")
@@ -218,6 +232,52 @@ class ListSessionsResponse(_message.Message):
     sessions: _containers.RepeatedCompositeFieldContainer[RunningSession]
     cursor: str
     def __init__(self, sessions: _Optional[_Iterable[_Union[RunningSession, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ListStoredSessionsRequest(_message.Message):
+    __slots__ = ("limit", "cursor")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    cursor: str
+    def __init__(self, limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class StoredSession(_message.Message):
+    __slots__ = ("session_id", "model", "prompt_tokens", "token_count", "max_tokens", "created_unix_ms", "deadline_unix_ms", "mode", "detach", "status", "finish_reason", "owner")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    model: str
+    prompt_tokens: int
+    token_count: int
+    max_tokens: int
+    created_unix_ms: int
+    deadline_unix_ms: int
+    mode: _common_pb2.ExecutionMode
+    detach: bool
+    status: SessionStatus
+    finish_reason: _common_pb2.FinishReason
+    owner: str
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., token_count: _Optional[int] = ..., max_tokens: _Optional[int] = ..., created_unix_ms: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ..., detach: bool = ..., status: _Optional[_Union[SessionStatus, str]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class ListStoredSessionsResponse(_message.Message):
+    __slots__ = ("sessions", "cursor", "tenant")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[StoredSession]
+    cursor: str
+    tenant: str
+    def __init__(self, sessions: _Optional[_Iterable[_Union[StoredSession, _Mapping]]] = ..., cursor: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("session_id",)

@@ -65,6 +65,11 @@ class GatewayServiceStub(object):
                 request_serializer=hedgerow_dot_v1_dot_gateway__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=hedgerow_dot_v1_dot_gateway__pb2.ListSessionsResponse.FromString,
                 _registered_method=True)
+        self.ListStoredSessions = channel.unary_unary(
+                '/hedgerow.v1.GatewayService/ListStoredSessions',
+                request_serializer=hedgerow_dot_v1_dot_gateway__pb2.ListStoredSessionsRequest.SerializeToString,
+                response_deserializer=hedgerow_dot_v1_dot_gateway__pb2.ListStoredSessionsResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/hedgerow.v1.GatewayService/ListModels',
                 request_serializer=hedgerow_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
@@ -124,6 +129,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListStoredSessions(self, request, context):
+        """Sessions of the caller's tenant that are retained, wherever they run and also when they have ended; the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models behind this gateway.
         """
@@ -170,6 +182,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.ListSessions,
                     request_deserializer=hedgerow_dot_v1_dot_gateway__pb2.ListSessionsRequest.FromString,
                     response_serializer=hedgerow_dot_v1_dot_gateway__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'ListStoredSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListStoredSessions,
+                    request_deserializer=hedgerow_dot_v1_dot_gateway__pb2.ListStoredSessionsRequest.FromString,
+                    response_serializer=hedgerow_dot_v1_dot_gateway__pb2.ListStoredSessionsResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -345,6 +362,33 @@ class GatewayService(object):
             '/hedgerow.v1.GatewayService/ListSessions',
             hedgerow_dot_v1_dot_gateway__pb2.ListSessionsRequest.SerializeToString,
             hedgerow_dot_v1_dot_gateway__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListStoredSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hedgerow.v1.GatewayService/ListStoredSessions',
+            hedgerow_dot_v1_dot_gateway__pb2.ListStoredSessionsRequest.SerializeToString,
+            hedgerow_dot_v1_dot_gateway__pb2.ListStoredSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -203,6 +203,54 @@ class ListExpiredResponse(_message.Message):
     cursor: str
     def __init__(self, sessions: _Optional[_Iterable[_Union[ExpiredSession, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
 
+class KvStoreServiceListSessionsRequest(_message.Message):
+    __slots__ = ("tenant", "limit", "cursor")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    limit: int
+    cursor: str
+    def __init__(self, tenant: _Optional[str] = ..., limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class SessionSummary(_message.Message):
+    __slots__ = ("session_id", "model", "prompt_tokens", "max_tokens", "created_unix_ms", "deadline_unix_ms", "detach", "mode")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    created_unix_ms: int
+    deadline_unix_ms: int
+    detach: bool
+    mode: _common_pb2.ExecutionMode
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., created_unix_ms: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., detach: bool = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ...) -> None: ...
+
+class ListedSession(_message.Message):
+    __slots__ = ("summary", "state", "owner_lives")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_LIVES_FIELD_NUMBER: _ClassVar[int]
+    summary: SessionSummary
+    state: SessionState
+    owner_lives: bool
+    def __init__(self, summary: _Optional[_Union[SessionSummary, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., owner_lives: bool = ...) -> None: ...
+
+class KvStoreServiceListSessionsResponse(_message.Message):
+    __slots__ = ("sessions", "cursor")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[ListedSession]
+    cursor: str
+    def __init__(self, sessions: _Optional[_Iterable[_Union[ListedSession, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
 class WatchCancelsRequest(_message.Message):
     __slots__ = ("owner",)
     OWNER_FIELD_NUMBER: _ClassVar[int]

@@ -60,6 +60,11 @@ class KvStoreServiceStub(object):
                 request_serializer=hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredRequest.SerializeToString,
                 response_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/hedgerow.v1.KvStoreService/ListSessions',
+                request_serializer=hedgerow_dot_v1_dot_kvstore__pb2.KvStoreServiceListSessionsRequest.SerializeToString,
+                response_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.KvStoreServiceListSessionsResponse.FromString,
+                _registered_method=True)
         self.WatchCancels = channel.unary_stream(
                 '/hedgerow.v1.KvStoreService/WatchCancels',
                 request_serializer=hedgerow_dot_v1_dot_kvstore__pb2.WatchCancelsRequest.SerializeToString,
@@ -141,6 +146,13 @@ class KvStoreServiceServicer(object):
 
     def ListExpired(self, request, context):
         """Running sessions whose lease has run out or was given up; each is told at least once while that holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """A tenant's sessions that are retained, running or ended, the newest first; those under way may be missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -236,6 +248,11 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.ListExpired,
                     request_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredRequest.FromString,
                     response_serializer=hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=hedgerow_dot_v1_dot_kvstore__pb2.KvStoreServiceListSessionsRequest.FromString,
+                    response_serializer=hedgerow_dot_v1_dot_kvstore__pb2.KvStoreServiceListSessionsResponse.SerializeToString,
             ),
             'WatchCancels': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchCancels,
@@ -419,6 +436,33 @@ class KvStoreService(object):
             '/hedgerow.v1.KvStoreService/ListExpired',
             hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredRequest.SerializeToString,
             hedgerow_dot_v1_dot_kvstore__pb2.ListExpiredResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hedgerow.v1.KvStoreService/ListSessions',
+            hedgerow_dot_v1_dot_kvstore__pb2.KvStoreServiceListSessionsRequest.SerializeToString,
+            hedgerow_dot_v1_dot_kvstore__pb2.KvStoreServiceListSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,7 +49,7 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     health, owner, tls = Health([SERVICE]), secrets.token_bytes(ID_BYTES), peer_files(config)
     verifiers = open_verifiers(config, owner, tokenizer.vocab_size, health, tls)
     health.report("kvstore", NOT_REACHED)
-    health.facts |= {"verifiers": config.verifier, "kvstores": config.kvstore}
+    health.facts |= {"verifiers": config.verifier, "kvstores": config.kvstore, "owner": owner.hex()}
     told = partial(health.report, "kvstore")
     store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds, tls)
     store.retention = config.session_ttl

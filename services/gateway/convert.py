@@ -138,6 +138,24 @@ def running(s: Session) -> public.RunningSession:
     )  # fmt: skip
 
 
+def listed(s: m.Listed) -> public.StoredSession:
+    """One session of a list that the store keeps."""
+    state = s.state
+    owner = "" if state.owner == bytes(len(state.owner)) else state.owner.hex()
+    if state.finish:
+        status = public.SESSION_STATUS_ENDED
+    elif s.owner_lives:
+        status = public.SESSION_STATUS_RUNNING
+    else:
+        status = public.SESSION_STATUS_ORPHANED if owner else public.SESSION_STATUS_PAUSED
+    return public.StoredSession(
+        session_id=s.session_id, model=s.model, prompt_tokens=s.prompt_tokens, token_count=state.length,
+        max_tokens=s.max_tokens, created_unix_ms=s.created_unix_ms, deadline_unix_ms=s.deadline_unix_ms,
+        detach=s.detach, mode=number(s.mode if state.best_effort_from is None else types.Mode.BEST_EFFORT),
+        status=status, finish_reason=number(state.finish), owner=owner,
+    )  # fmt: skip
+
+
 def model(described: types.Model, *, ready: bool) -> public.Model:
     """One model of the list."""
     return public.Model(

@@ -48,6 +48,19 @@ def expired(r: kv.ListExpiredResponse) -> m.ExpiredPage:
     return m.ExpiredPage(found, r.cursor)
 
 
+def listed(r: kv.KvStoreServiceListSessionsResponse) -> tuple[list[m.Listed], str]:
+    """Some of a tenant's sessions, and where to look on."""
+    found = [
+        m.Listed(
+            s.session_id, s.model, s.prompt_tokens, s.max_tokens, s.created_unix_ms, s.deadline_unix_ms, s.detach,
+            known(types.Mode, s.mode), state(each.state), each.owner_lives,
+        )
+        for each in r.sessions
+        for s in [each.summary]
+    ]  # fmt: skip
+    return found, r.cursor
+
+
 def growth(r: kv.TailResponse) -> m.Growth:
     """Committed tokens as they come."""
     return m.Growth(r.offset, r.tokens[:], r.digest, state(r.state) if r.HasField("state") else None)

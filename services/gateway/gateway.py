@@ -18,7 +18,7 @@ from services.gateway.endings import ALL, Endings
 from services.gateway.following import Times
 from services.gateway.leases import Leases
 from services.gateway.limits import KEY_BYTES, check_bytes
-from services.gateway.messages import Stored
+from services.gateway.messages import Listed, Stored
 from services.gateway.metrics import commit_seconds
 from services.gateway.orphans import Orphans, Sweep
 from services.gateway.peers import FIRST_DELAY, LAST_DELAY, VerifierPeer
@@ -214,6 +214,10 @@ class Gateway:
         stored = await self._store.get(session_id, from_offset=ALL)
         allowed(tenant)(stored.record)
         return stored
+
+    async def stored(self, tenant: str, limit: int, cursor: str) -> tuple[list[Listed], str]:
+        """A tenant's sessions that are retained, and the next cursor. Raises InvalidRequest, Unavailable."""
+        return await self._store.listed(tenant, limit, cursor)
 
     async def delete(self, session_id: str, tenant: str) -> bool:
         """Remove a session, ending it if it runs here; False: there was none.

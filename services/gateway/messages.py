@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hedgerow.errors import HedgerowError
-from services.gateway.types import Finish, Record, Trace
+from services.gateway.types import Finish, Mode, Record, Trace
 
 ENTRY_TOKENS = 16_384  # most tokens of one entry of an append
 
@@ -183,6 +183,21 @@ class Expired(NamedTuple):
     state: State
     detach: bool
     deadline_unix_ms: int
+
+
+class Listed(NamedTuple):
+    """A session of a tenant's list; times in Unix milliseconds. `owner_lives`: the gateway that has its lease does."""
+
+    session_id: str
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    created_unix_ms: int
+    deadline_unix_ms: int
+    detach: bool
+    mode: Mode
+    state: State
+    owner_lives: bool
 
 
 class ExpiredPage(NamedTuple):

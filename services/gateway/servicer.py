@@ -72,6 +72,15 @@ class GatewayServicer(GatewayServiceServicer):
         found, cursor = listing.page(sessions, caller().name, request.limit, request.cursor)
         return pb.ListSessionsResponse(sessions=map(convert.running, found), cursor=cursor)
 
+    async def ListStoredSessions(
+        self, request: pb.ListStoredSessionsRequest, context: Context
+    ) -> pb.ListStoredSessionsResponse:
+        """Those of the caller's tenant that the store has."""
+        tenant = caller().name
+        limits.check_bytes("cursor", request.cursor, limits.KEY_BYTES)
+        found, cursor = await self._gateway.stored(tenant, listing.most(request.limit), request.cursor)
+        return pb.ListStoredSessionsResponse(sessions=map(convert.listed, found), cursor=cursor, tenant=tenant)
+
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
         """A running one is cancelled first."""
         existed = await self._gateway.delete(request.session_id, caller().name)

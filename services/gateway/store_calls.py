@@ -19,7 +19,7 @@ from hedgerow.v1 import kvstore_pb2 as kv
 from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceStub
 from services.gateway import convert, convert_store
 from services.gateway.config import addresses as split
-from services.gateway.messages import Created, ExpiredPage, Granted, Growth, State, Stored, Usage
+from services.gateway.messages import Created, ExpiredPage, Granted, Growth, Listed, State, Stored, Usage
 from services.gateway.types import NO_TRACE, Finish, Record, Trace
 
 CALL_TIMEOUT = 5.0  # seconds for one call to one replica
@@ -113,6 +113,11 @@ class StoreCalls:
     async def expired(self, cursor: str = "", limit: int = 0) -> ExpiredPage:
         """Running sessions that nobody drives, a page of at most `limit` (0: the store's own) after `cursor`."""
         return convert_store.expired(await self._ask("ListExpired", kv.ListExpiredRequest(cursor=cursor, limit=limit)))
+
+    async def listed(self, tenant: str, limit: int, cursor: str) -> tuple[list[Listed], str]:
+        """A tenant's sessions that are retained, the newest first, and the next cursor; "": that was all."""
+        request = kv.KvStoreServiceListSessionsRequest(tenant=tenant, limit=limit, cursor=cursor)
+        return convert_store.listed(await self._ask("ListSessions", request))
 
     async def watch_cancels(self) -> AsyncGenerator[Sequence[str], None]:
         """This owner's sessions that carry a cancel mark, as marks are written; those from before come at once."""

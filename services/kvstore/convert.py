@@ -31,6 +31,8 @@ MOST_OFFSET = 2**31 - 1
 MOST_STOP_BYTES = 256
 MOST_EXPIRED = 1024
 """Sessions that one ListExpired tells."""
+MOST_LISTED, USUALLY_LISTED = 1000, 100
+"""Sessions that one ListSessions tells."""
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # no braces: they would end the hash tag
 _FINISHES = frozenset(common_pb2.FinishReason.values())
 T = TypeVar("T")
@@ -99,6 +101,8 @@ def new_session(request: kvstore_pb2.CreateSessionRequest, config: KvStoreConfig
         record.detach,
         _ranged("record.deadline_unix_ms", record.deadline_unix_ms, 0, MOST_EPOCH),
         record.mode == common_pb2.EXECUTION_MODE_BEST_EFFORT,
+        tenant=record.tenant,
+        summary=_summary(record),
     )
 
 
@@ -118,6 +122,11 @@ def lost_session(request: kvstore_pb2.AcquireLeaseRequest, config: KvStoreConfig
 def expired_limit(value: int) -> int:
     """How many sessions ListExpired may tell; 0 is the store's limit."""
     return _ranged("limit", value, 0, MOST_EXPIRED) or MOST_EXPIRED
+
+
+def listing_limit(value: int) -> int:
+    """How many sessions ListSessions may tell; 0 is the usual number."""
+    return _ranged("limit", value, 0, MOST_LISTED) or USUALLY_LISTED
 
 
 def entries(request: kvstore_pb2.AppendRequest, config: KvStoreConfig) -> list[Entry]:
@@ -233,6 +242,15 @@ def unpack_tokens(packed: bytes) -> array.array[int]:
     if not _LITTLE:
         tokens.byteswap()
     return tokens
+
+
+def _summary(r: kvstore_pb2.SessionRecord) -> bytes:
+    """The same bytes for the same record: they are the session's place in a list."""
+    summary = kvstore_pb2.SessionSummary(
+        session_id=r.session_id, model=r.model, prompt_tokens=len(r.prompt), max_tokens=r.resolved.max_tokens,
+        created_unix_ms=r.created_unix_ms, deadline_unix_ms=r.deadline_unix_ms, detach=r.detach, mode=r.mode,
+    )  # fmt: skip
+    return summary.SerializeToString(deterministic=True)
 
 
 def _entry(wire: kvstore_pb2.AppendEntry, config: KvStoreConfig) -> Entry:

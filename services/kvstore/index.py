@@ -15,7 +15,8 @@ from typing import NamedTuple
 from hedgerow.errors import InvalidRequest
 from services.kvstore import codec
 from services.kvstore.keys import SHARDS, owner_keys, owner_shard, owners_key, released_key, session_keys, session_shard
-from services.kvstore.records import NOBODY, Abandoned, Status
+from services.kvstore.listing import Listing
+from services.kvstore.records import NOBODY, Abandoned, NewSession, Status
 from services.kvstore.replies import is_newer, sound
 from services.kvstore.runner import Runner
 from services.kvstore.scripts import Call, Plain, Script
@@ -72,16 +73,19 @@ class Index:
         self._stamp, self._unstamp = Script("stamp", shared=False), Script("unstamp", shared=False)
         self._page, self._brief = Script("page", shared=False), Script("brief")
         self._leaving: dict[tuple[bytes, bytes], bytes] = {}
+        self.listing = Listing(runner, grace)
 
-    async def enter(self, owner: bytes, session_id: str, ttl: int = 0) -> Stamp:
-        """`owner` is about to get the session, which may live `ttl` ms after each append."""
-        self.keep = keep = max(self.keep, self._least + ttl)
+    async def enter(self, owner: bytes, session_id: str, new: NewSession | None = None) -> Stamp:
+        """`owner` is about to get the session, which may be a `new` one."""
+        self.keep = keep = max(self.keep, self._least + (new.ttl if new else 0))
         sessions = owner_keys(owner).sessions
         calls = [
             self._put(sessions, session_id.encode(), keep=keep),
             self._put(*_place(owner), keep=keep, only_later=True),
         ]
-        at, _ = [sound(reply) for reply in await self.runner.call_all(calls)]
+        if new is not None and new.summary:
+            calls.append(self._put(*self.listing.place(new), keep=keep))
+        at, *_ = [sound(reply) for reply in await self.runner.call_all(calls)]
         return Stamp(sessions, session_id.encode(), at)
 
     async def enter_released(self, owner: bytes, session_id: str) -> tuple[Stamp, Stamp | None]:

@@ -5,11 +5,13 @@ hedgerow:{owner-<hex>}:alive, :cancelled, :sessions   an owner: whether it lives
                                                       its running sessions
 hedgerow:{owners-<shard>}                             owners by the end of their lives
 hedgerow:{released-<shard>}                           running sessions that nobody owns
+hedgerow:{tenant-<hash>}:sessions                     a tenant's sessions, those that are gone for a while too
 hedgerow:prefix:{<hash>}                              a prefix block's holders
 """
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from typing import NamedTuple
 
@@ -47,6 +49,11 @@ def owners_key(shard: int) -> bytes:
 def owner_shard(owner: bytes) -> int:
     """The shard that lists an owner, which is random bytes."""
     return owner[0] % SHARDS
+
+
+def tenant_key(tenant: str) -> bytes:
+    """The sessions of a tenant, whose name may have anything in it."""
+    return b"hedgerow:{tenant-%b}:sessions" % hashlib.sha256(tenant.encode()).hexdigest()[:32].encode()
 
 
 def released_key(shard: int) -> bytes:

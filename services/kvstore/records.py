@@ -100,6 +100,17 @@ class NewSession(NamedTuple):
     deadline: int = 0
     best_effort: bool = False
     epoch: int = 1
+    tenant: str = ""
+    summary: bytes = b""
+    """What a list tells of it, opaque here. Empty: no list has it."""
+
+
+class Listed(NamedTuple):
+    """A session of a tenant's list; `summary` is opaque here."""
+
+    summary: bytes
+    state: State
+    owner_lives: bool
 
 
 class Abandoned(NamedTuple):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from hedgerow.certificates import Tls, read
-from hedgerow.errors import InvalidRequest, Unavailable
+from hedgerow.errors import HedgerowError, InvalidRequest, Unavailable
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.health import Health
+from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.work import serve_while
 from services.kvstore.cancels import CancelWatch
@@ -22,6 +23,9 @@ from services.kvstore.servicer import SERVICE, KvStoreServicer
 from services.kvstore.store import Store
 from services.kvstore.tail import Followers
 from services.kvstore.topology import topology_of, with_options
+
+TIDY = 1.0  # seconds
+log = get_log(__name__)
 
 
 async def run(config: KvStoreConfig) -> None:
@@ -40,8 +44,10 @@ async def run(config: KvStoreConfig) -> None:
     async def listen() -> None:
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(cancels.run())
+            tidying = group.create_task(tidy(index))
             await health.draining.wait()
             listening.cancel()
+            tidying.cancel()
             draining = Unavailable("kvstore", "it is draining", retry_after=0.0)
             followers.close(draining)
             cancels.close(draining)
@@ -50,6 +56,16 @@ async def run(config: KvStoreConfig) -> None:
         await serve_while(serve("kvstore", servicer.register, config, health), listen())
     finally:
         await runner.close()
+
+
+async def tidy(index: Index) -> None:
+    """Keep the lists of sessions as short as they may be, for ever."""
+    while True:
+        await asyncio.sleep(TIDY)
+        try:
+            await index.listing.tidy()
+        except HedgerowError as away:
+            log.debug("lists of sessions are not tidied", why=away.message)
 
 
 def _check_files(config: KvStoreConfig) -> None:

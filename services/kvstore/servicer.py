@@ -79,6 +79,18 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         limit = convert.expired_limit(request.limit)
         return convert.expired_response(*await self.store.index.expired(limit, request.cursor))
 
+    async def ListSessions(
+        self, request: pb.KvStoreServiceListSessionsRequest, context: Context
+    ) -> pb.KvStoreServiceListSessionsResponse:
+        """A tenant's sessions that are retained."""
+        limit = convert.listing_limit(request.limit)
+        found, cursor = await self.store.index.listing.sessions(request.tenant, limit, request.cursor)
+        response = pb.KvStoreServiceListSessionsResponse(cursor=cursor)
+        for each in found:
+            summary = pb.SessionSummary.FromString(each.summary)
+            response.sessions.add(summary=summary, state=convert.state(each.state), owner_lives=each.owner_lives)
+        return response
+
     async def WatchCancels(
         self, request: pb.WatchCancelsRequest, context: Context
     ) -> AsyncIterator[pb.WatchCancelsResponse]:

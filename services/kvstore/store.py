@@ -43,7 +43,7 @@ class Store:
 
     async def create(self, new: NewSession) -> Answer:
         """OK, or EXISTS with what is there. A repeated call of the same creation is OK."""
-        stamp = await self.index.enter(new.owner, new.session_id, new.ttl)
+        stamp = await self.index.enter(new.owner, new.session_id, new)
         answer = await self._write(new, stamp)
         if answer.status not in (Status.OK, Status.EXISTS):
             raise refusal(new.session_id, *answer)
@@ -87,7 +87,7 @@ class Store:
                 if await self.owners.lives(present.owner):
                     raise errors.Fenced(session_id, floor, present.epoch)
                 expected = b"%d" % present.epoch
-            stamp = await self.index.enter(owner, session_id, lost.ttl if lost else 0)
+            stamp = await self.index.enter(owner, session_id, lost)
             answer = await self._change(self._acquire, session_id, owner, b"%d" % floor, birth, expected)
             if answer.status == Status.UNKNOWN and lost is not None:
                 answer = await self._restore(lost, stamp, floor)

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from hedgerow import __version__
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, process_status
-from tests.stack import ROOT
+from tests.stack import ROOT, Models, another_gateway
 
 SERVICES = ("gateway", "verifier", "drafter", "kvstore")
 NOWHERE = "127.0.0.1:1"
@@ -84,11 +84,12 @@ async def test_sessions_are_listed_to_their_tenant_shown_and_cancelled(stack: St
         assert [len(await client.sessions(most=most)) for most in (1, 2)] == [1, 2]
         for each in listed:
             assert (each.prompt_tokens > 0, each.max_tokens, each.readers, each.exact) == (True, 4000, 1, True)
-        lines = hedgerow("sessions", "ls", "--tenant", "acme", *address).stdout
+        lines = hedgerow("sessions", "ls", "--running", "--tenant", "acme", *address).stdout
         assert all(session_id in lines for session_id in ids)
         assert PROMPT not in lines
         for other in ((), ("--tenant", "other")):
-            assert hedgerow("sessions", "ls", *other, *address).stdout == ""
+            assert hedgerow("sessions", "ls", "--running", *other, *address).stdout == ""
+            assert not any(session_id in hedgerow("sessions", "ls", *other, *address).stdout for session_id in ids)
         shown = hedgerow("sessions", "show", ids[0], "--tenant", "acme", *address)
         assert json.loads(shown.stdout)["session_id"] == ids[0]
         assert hedgerow("sessions", "show", ids[0], *address).returncode == 2, "it is another tenant's"
@@ -96,6 +97,39 @@ async def test_sessions_are_listed_to_their_tenant_shown_and_cancelled(stack: St
         assert ids[1] not in [each.session_id for each in await client.sessions()]
         told = await process_status(stack.admin_address("gateway"))
         assert told.numbers['hedgerow_gateway_held{what="sessions"}'] >= 2
+
+
+async def test_what_is_retained_is_listed_wherever_it_runs_and_when_it_has_ended(
+    stack: Stack, models: Models, idle: None
+) -> None:
+    with another_gateway(stack, models) as other:
+        async with (
+            AsyncClient(stack.address("gateway"), tenant="retained") as here,
+            AsyncClient(other, tenant="retained") as there,
+            running(here, 1) as first,
+            running(there, 1) as second,
+        ):
+            ended = (await here.complete(PROMPT, max_tokens=5, ignore_eos=True)).session_id
+            found = await there.stored_sessions()
+            assert [each.session_id for each in found] == [ended, *second, *first], "the newest first"
+            assert [each.status for each in found] == ["ended", "running", "running"]
+            assert [each.finish_reason for each in found] == ["length", "running", "running"]
+            assert (found[0].token_count, found[0].max_tokens, found[0].tenant) == (5, 5, "retained")
+            assert [each.session_id for each in await here.stored_sessions(most=2)] == [ended, *second]
+            owners = (await process_status(stack.admin_address("gateway"))).facts["owner"]
+            assert [each.owner == owners for each in found] == [True, False, True]
+            address = ("--tenant", "retained", "--address", stack.address("gateway"))
+            lines = hedgerow("sessions", "ls", *address).stdout.splitlines()
+            assert [line.split()[:2] for line in lines] == [
+                [ended, "length"], [second[0], "running"], [first[0], "running"]
+            ]  # fmt: skip
+            assert all("tenant retained" in line and f"owner {owners[:8]}" in line for line in (lines[0], lines[2]))
+            assert PROMPT not in "".join(lines)
+            told = json.loads(hedgerow("sessions", "ls", "--json", "--most", "1", *address).stdout)
+            assert (told["session_id"], told["status"]) == (ended, "ended")
+            assert len(hedgerow("sessions", "ls", "--running", *address).stdout.splitlines()) == 1
+            await there.delete_session(ended)
+            assert [each.session_id for each in await here.stored_sessions()] == [*second, *first]
 
 
 def test_wrong_use_is_named(stack: Stack) -> None:

@@ -86,6 +86,8 @@ async def calls_of_a_session(gateway: Gateway, session: Session) -> None:
     stub = gateway.stub
     await gateway.create(session)
     await stub.RenewOwner(pb.RenewOwnerRequest(owner=session.owner))
+    (newest,) = (await stub.ListSessions(pb.KvStoreServiceListSessionsRequest(tenant="t", limit=1))).sessions
+    assert (newest.summary.session_id, newest.owner_lives) == (session.session_id, True)
     watch = stub.WatchCancels(pb.WatchCancelsRequest(owner=session.owner))
     assert list((await watch.read()).session_ids) == []
     assert (await stub.MarkCancel(pb.MarkCancelRequest(session_id=session.session_id))).was_running

@@ -187,8 +187,13 @@ class World:
         self.engines[process] = engine
         return verifier_service.Group(law.LawModel(), engine, {}, "")
 
-    async def serve(self, name: str, register: Callable[[Any], None], config: Any, health: Any) -> None:
-        """In place of `hedgerow.rpc.server.serve`: a server on the simulated network until the process is to stop."""
+    async def serve(
+        self, name: str, register: Callable[[Any], None], config: Any, health: Any, live: Any = None, first: Any = ()
+    ) -> None:
+        """In place of `hedgerow.rpc.server.serve`: a server on the simulated network until the process is to stop.
+
+        Nothing of the configuration changes, and nobody has a key: every call is let in, as nobody's.
+        """
         process = CURRENT.get()
         assert process is not None
         server = SimServer()
