@@ -24,7 +24,7 @@ from kernels.gpu.checks import FLOATS, at_most, expect
 from kernels.gpu.select import NEVER, choose, ordered
 from kernels.tree_build import top_logprobs
 
-TEST_SHAPES = [(1, 1, 7, 7), (2, 7, 509, 16), (1, 3, 5000, 63), (3, 2, 2048, 1)]  # (S, L, V, K)
+TEST_SHAPES = [(1, 1, 7, 7), (2, 2, 509, 16), (1, 1, 5000, 63), (3, 1, 2048, 1)]  # (S, L, V, K)
 BENCH_SHAPES = [(1, 7, 20480, 16), (8, 7, 20480, 16), (8, 7, 20480, 63), (64, 7, 20480, 63), (1, 7, 163840, 63)]
 MOST_BEST = 64  # K
 MOST_KEYS = 8192  # of one row in the second launch

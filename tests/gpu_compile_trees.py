@@ -1,0 +1,39 @@
+"""Compiles the kernels of trees, draws and cache moves at K2.6's shapes: python -m tests.gpu_compile_trees 90"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from kernels.gpu import draw, kv_compact, kv_write, topk_logprobs, tree_accept, tree_build, tree_mask
+from kernels.sample import Law
+from tests.gpu_compile import compiled
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.int32)
+
+
+def calls() -> list[Callable[[], object]]:
+    laws = draw.Laws.of([Law(1.0, 50, 0.95, 0.02, 1, 0, 0)] * 8, "cpu")
+    rows, starts, masks = ints(128), ints(9), torch.zeros(128, dtype=torch.int64)
+    cache = torch.zeros(61, 128, 576, dtype=torch.bfloat16)
+    return [
+        lambda: topk_logprobs.topk_logprobs(torch.zeros(8, 7, 20480), 63),
+        lambda: tree_build.tree_build(torch.zeros(64, 7, 63), ints(64, 7, 63), ints(64), ints(64), 63),
+        lambda: tree_mask.tree_mask(rows, starts),
+        lambda: tree_accept.tree_accept(torch.zeros(128, 20480), rows, rows, rows, masks, starts, laws, 64),
+        lambda: kv_write.kv_write(cache, masks, torch.zeros(128, 576, dtype=torch.bfloat16)),
+        lambda: kv_compact.kv_compact(cache, masks, ints(3), ints(2, 16), ints(2)),
+    ]
+
+
+if __name__ == "__main__":
+    built = [kernel for call in calls() for kernel in compiled(call, int(sys.argv[1]))]
+    for one in built:
+        print(
+            f"{one.name}: {one.registers} registers, {one.shared} bytes shared, {sum(one.instructions.values())} long"
+        )
+    print(f"{len(built)} kernels")

@@ -1,0 +1,37 @@
+"""Trees, draws, walks and cache moves for GPUs, on a machine without one: interpreted, and compiled for cards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str, **environment: str) -> str:
+    """In a process of its own: whether Triton interprets is decided where it is imported."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_in_the_interpreter() -> None:
+    out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", "tests/gpu/test_tree_ops.py", TRITON_INTERPRET="1")
+    assert " passed" in out
+    assert "needs a CUDA device" not in out
+
+
+@pytest.mark.parametrize("capability", ["90", "120"])
+def test_compiled_for_a_card_without_spills(capability: str) -> None:
+    """One process a card, for each takes a second to import."""
+    out = run("-m", "tests.gpu_compile_trees", capability)
+    assert "8 kernels" in out
