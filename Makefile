@@ -48,7 +48,7 @@ exactness: setup ## the exactness run of docs/claims.md, a process a core; stops
 	@$(VENV)/python -m bench.exactness run $(ARGS)
 	@$(VENV)/python -m bench.exactness summary
 
-simulate: setup ## 100,000 simulated schedules of faults, checked; ARGS="--replay SEED" shows one
+simulate: setup ## 100,000 simulated schedules of faults, checked; stops and resumes; ARGS="--replay SEED" shows one
 	@$(VENV)/python -m bench.simulate $(ARGS)
 
 acceptance: setup ## tokens per step on held-out prompts

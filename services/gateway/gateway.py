@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import secrets
 import time
@@ -201,7 +202,11 @@ class Gateway:
         session = self.table.sessions.get(session_id)
         if session:
             allowed(tenant)(session.record)
-            return self.table.cancel(session)
+            was_running = self.table.cancel(session)
+            if was_running:  # whoever goes on with it, should this gateway die before its end is stored, has to know
+                with contextlib.suppress(NotFound):  # the store has lost it: it is written again, with its end
+                    await self._store.mark_cancel(session_id)
+            return was_running
         await self.session(session_id, tenant)
         was_running = await self._store.mark_cancel(session_id)
         if was_running:

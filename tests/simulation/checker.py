@@ -7,23 +7,30 @@ order, without a gap, without a repetition, its text and digests those of its to
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hedgerow import digest
-from hedgerow.client import Chunk, Finished, Started
 from hedgerow.engine.types import Finish
-from hedgerow.errors import HedgerowError
 from hedgerow.v1 import kvstore_pb2
 from services.kvstore import codec
 from services.kvstore.scripts import Script
-from tests.simulation.law import Truth, tokenizer, truth
+from tests.simulation.clocks import EPOCH
+from tests.simulation.law import Truth, truth
 
 CHANGING = ("create", "append", "acquire", "close", "cancel", "delete", "release")
 RECORD = b":record"
 NOBODY = bytes(16)
+LATE = 1.0
+"""Virtual seconds after a deadline or cancel in which a token may be generated: a step, and the way to the verifier."""
+
+
+def key_of(session_id: str) -> bytes:
+    """Where a session's record is."""
+    return b"hedgerow:{%b}%b" % (session_id.encode(), RECORD)
 
 
 class Violation(Exception):
@@ -56,8 +63,21 @@ class Known:
     losses: int = 0
     deleted: bool = False
     deleting: bool = False
+    forgotten: bool = False  # the store has lost its record at some time
+    short: bool = False  # it has ended before what was released: the store had lost that
+    over: float = math.inf  # virtual time of its deadline, or of a cancel that was acknowledged
     births: set[bytes] = field(default_factory=set)
     digests: list[bytes] = field(default_factory=list)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what was released may be gone for good."""
+        return self.forgotten or self.short
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there may be no record."""
+        return self.forgotten or self.deleted or self.deleting
 
     def __post_init__(self) -> None:
         chain = [digest.first(self.session_id, self.prompt)]
@@ -67,14 +87,16 @@ class Known:
 
 
 class Checker:
-    """`violations` are sentences; the first one matters. `now` gives virtual time."""
+    """`violations` are sentences; the first one matters. `now` gives virtual time, `calm` that of the last fault."""
 
-    def __init__(self, memory: Any, note: Any) -> None:
-        self._memory, self._note = memory, note
+    def __init__(self, memory: Any, note: Any, now: Callable[[], float], calm: Callable[[], float]) -> None:
+        self._memory, self._note, self.now, self.calm = memory, note, now, calm
         self._names = {Script(name).source: name for name in CHANGING}
         self.changed: Callable[[str], None] = lambda script: None
         """Told of every change of a session, by the name of its script."""
+        self.jumps = False  # the services' wall clocks do
         self.sessions: dict[str, Known] = {}
+        self._times: dict[str, list[float]] = {}  # when each token of a session was first generated
         self.violations: list[str] = []
         memory.before, memory.after = self.before, self.after
 
@@ -111,6 +133,19 @@ class Checker:
         """The store lost its last changes, deletions among them."""
         for session_id, known in self.sessions.items():
             known.deleted = self._memory.value(b"hedgerow:{%b}:mark" % session_id.encode()) == b"deleted"
+            known.forgotten |= not known.deleted and self.log(key_of(session_id)) is None
+            known.over = math.inf  # so may be what ended it
+
+    def generated(self, session_id: str, end: int) -> None:
+        """A verifier has a session's tokens up to `end`."""
+        times = self._times.setdefault(session_id, [])
+        times += [self.now()] * (end - len(times))
+
+    def cancelled(self, session_id: str) -> None:
+        """A client was told that a session is cancelled; the store knows, unless it has lost the session."""
+        known = self.sessions[session_id]
+        if self.log(key_of(session_id)) is not None:
+            known.over = min(known.over, self.now())
 
     def log(self, key: bytes) -> Log | None:
         """The session as it is stored now; None: there is none."""
@@ -134,6 +169,8 @@ class Checker:
             s, prompt = record.resolved, tuple(record.prompt)
             law = truth(s.seed, prompt, s.max_tokens, tuple(s.stop), s.ignore_eos)
             known = self.sessions[session_id] = Known(session_id, prompt, law)
+            if record.deadline_unix_ms and not self.jumps:
+                known.over = record.deadline_unix_ms / 1000 - EPOCH
         return known
 
     def _change(self, known: Known, seen: Log | None, now: Log, script: str, arguments: Sequence[bytes]) -> None:
@@ -178,21 +215,27 @@ class Checker:
         whole = length == len(known.truth.tokens)
         if whole and now.finish == 0:
             self.fail(f"{who}: the last token is committed without its finish")
+        known.short |= bool(now.finish) and length < known.released
+        times = self._times.get(known.session_id, [])
+        if length > len(times):
+            self.fail(f"{who}: {length} tokens are committed, {len(times)} were generated")
+        elif length and (late := times[length - 1] - max(known.over, self.calm())) > LATE:
+            self.fail(f"{who}: token {length - 1} was generated {late:.3f} s after a deadline, cancel or fault")
         if now.finish in (Finish.STOP, Finish.LENGTH) and (not whole or now.finish != known.truth.finish):
             self.fail(f"{who}: finish {now.finish} at {length} of {len(known.truth.tokens)}")
 
-    def final(self, lost: int, views: Sequence[View]) -> None:
-        """Everything is over, and Redis has forgotten `lost` transactions."""
+    def final(self, lost: int, views: Sequence[Any]) -> None:
+        """Everything is over, and Redis has forgotten `lost` transactions; `views` are the streams (views.py)."""
         if lost:
             return  # what is lost after its end has nobody who would write it again
         for session_id, known in self.sessions.items():
-            log = self.log(b"hedgerow:{%b}%b" % (session_id.encode(), RECORD))
+            log = self.log(key_of(session_id))
             if log is not None and len(log.tokens) < known.released:
                 self.fail(f"{session_id[:6]}: {known.released} tokens were released, {len(log.tokens)} are stored")
         for view in views:
             if view.finished is None or view.started is None:
                 continue
-            log = self.log(b"hedgerow:{%b}%b" % (view.started.session_id.encode(), RECORD))
+            log = self.log(key_of(view.started.session_id))
             reason = view.finished.reason.value
             if log is not None and (Finish(log.finish).name.lower(), log.tokens) != (reason, tuple(view.tokens)):
                 self.fail(f"{view.name}: ended with {reason} at {len(view.tokens)}, the log says {log}")
@@ -203,13 +246,20 @@ class Checker:
         """A server sends a message."""
         if not path.startswith("/hedgerow.v1.GatewayService/") or not hasattr(message, "event"):
             return
-        event = message.event
+        event, said = message.event, call.said
+        session_id = said.session or getattr(call.request, "session_id", "")
+        if said.finished:
+            self.fail(f"{session_id[:6]}: {event} after the end")
         if event.HasField("started"):
-            call.session_id = event.started.session_id
+            said.session = event.started.session_id
         elif event.HasField("chunk"):
-            self.released(
-                call.session_id or call.request.session_id, event.chunk.token_offset + len(event.chunk.tokens)
-            )
+            begin, end = event.chunk.token_offset, event.chunk.token_offset + len(event.chunk.tokens)
+            if said.end not in (-1, begin):
+                self.fail(f"{session_id[:6]}: sent tokens from {begin} after those up to {said.end}")
+            said.end = end
+            self.released(session_id, end)
+        elif event.HasField("finished"):
+            said.finished = True
 
     def released(self, session_id: str, end: int) -> None:
         """A gateway gives tokens up to `end` to a client."""
@@ -220,79 +270,3 @@ class Checker:
         if end > known.committed:
             self.fail(f"{session_id[:6]}: released {end} tokens, at most {known.committed} were ever committed")
         known.released = max(known.released, end)
-
-
-class View:
-    """One stream as its user sees it."""
-
-    def __init__(self, checker: Checker, name: str) -> None:
-        self._checker, self.name = checker, name
-        self.started: Started | None = None
-        self.finished: Finished | None = None
-        self.error: HedgerowError | None = None
-        self.tokens: list[int] = []
-        self.text = ""
-        self.stream: Any = None
-        self.left = False
-
-    def event(self, event: Any) -> None:
-        """The next event."""
-        if self.finished is not None:
-            self._checker.fail(f"{self.name}: {event} after the end")
-        if isinstance(event, Started):
-            self._begin(event)
-        elif isinstance(event, Chunk):
-            self._chunk(event)
-        else:
-            self._end(event)
-
-    @property
-    def known(self) -> Known:
-        """The session."""
-        assert self.started is not None
-        return self._checker.sessions[self.started.session_id]
-
-    def _begin(self, event: Started) -> None:
-        if self.started is not None and event.session_id != self.started.session_id:
-            self._checker.fail(f"{self.name}: a second start, of another session")
-        if event.session_id not in self._checker.sessions:
-            self._checker.fail(f"{self.name}: started without a record")
-        self.started = event
-
-    def _chunk(self, event: Chunk) -> None:
-        known, at, fail = self.known, len(self.tokens), self._checker.fail
-        if event.token_offset != at:
-            fail(f"{self.name}: tokens at {event.token_offset}, expected {at}")
-        if event.text_offset != len(self.text.encode()):
-            fail(f"{self.name}: text at {event.text_offset}, expected {len(self.text.encode())}")
-        self.tokens += event.tokens
-        self.text += event.text
-        if tuple(self.tokens) != known.truth.tokens[: len(self.tokens)]:
-            fail(f"{self.name}: {self.tokens} is not the law {known.truth.tokens}")
-        elif event.digest != known.digests[len(self.tokens)]:
-            fail(f"{self.name}: the digest at {len(self.tokens)} is wrong")
-
-    def _end(self, event: Finished) -> None:
-        known, fail = self.known, self._checker.fail
-        self.finished = event
-        if event.token_offset != len(self.tokens) or event.text_offset != len(self.text.encode()):
-            fail(f"{self.name}: the end is at {event.token_offset}, {event.text_offset}; not where the stream is")
-        if event.digest != known.digests[len(self.tokens)]:
-            fail(f"{self.name}: the last digest is wrong")
-        reason = event.reason.value
-        if reason in ("stop", "length"):
-            if len(self.tokens) != len(known.truth.tokens) or reason != known.truth.finish.name.lower():
-                fail(f"{self.name}: {reason} after {len(self.tokens)} tokens of {len(known.truth.tokens)}")
-            if event.usage.completion_tokens != len(self.tokens):
-                fail(f"{self.name}: usage counts {event.usage.completion_tokens} tokens of {len(self.tokens)}")
-        expected = text_of(self.tokens, event.matched_stop)
-        if self.text != expected:
-            fail(f"{self.name}: the text {self.text!r} is not {expected!r}")
-
-
-def text_of(tokens: Sequence[int], matched_stop: str) -> str:
-    """The text of a whole output, by rules written again here."""
-    whole = b"".join(tokenizer().pieces[token] for token in tokens)
-    if matched_stop:
-        whole = whole[: whole.index(matched_stop.encode())]
-    return whole.decode("utf-8", "replace")

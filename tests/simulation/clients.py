@@ -19,8 +19,9 @@ from hedgerow.errors import (
     SessionFailed,
     Unavailable,
 )
-from tests.simulation.checker import Checker, View
+from tests.simulation.checker import Checker
 from tests.simulation.loop import KILLED, Process
+from tests.simulation.views import View
 from tests.simulation.world import World
 
 PLANS = {"finish": 12, "cancel": 2, "leave": 1, "away": 3, "vanish": 2, "delete": 1}
@@ -140,8 +141,9 @@ class Client:
             view.error = None
             await asyncio.sleep(self._chance.uniform(0.1, 1.0))
             if stream.session_id:
+                position = stream.position._replace(session_id=stream.session_id)
                 stream = client.resume(
-                    *stream.position, detach=self.options["detach"], leave_running=self.plan == "away"
+                    *position, detach=self.options["detach"], leave_running=self.options["leave_running"]
                 )
             else:
                 stream = client.generate(self._prompt, **self.options)
@@ -155,13 +157,20 @@ class Client:
         allowed = (
             isinstance(error, Unavailable | Overloaded | Fenced)
             or (isinstance(error, DeadlineExceeded) and late)
-            or (isinstance(error, LostSuffix | NotFound) and (self._world.lost > 0 or self._world.deletes))
+            or (isinstance(error, LostSuffix) and view.started is not None and view.known.is_lost)
+            or (isinstance(error, NotFound) and self._may_be_gone(view))
             or (isinstance(error, SessionFailed) and not self.options["detach"])
             or (isinstance(error, Cancelled) and view.left)
         )
         if not allowed:
             self._checker.fail(f"{view.name}: {error!r}")
         return False
+
+    def _may_be_gone(self, view: View) -> bool:
+        """Whether the session may be deleted, or its record lost; of one that has not started, by its other user."""
+        if view.started is None:
+            return self._world.lost > 0 or self._world.deletes
+        return view.known.is_gone
 
     async def _look_again(self, client: AsyncClient, view: View) -> None:
         """A session that has ended is there to be read, from its beginning or from where its reader stands."""
@@ -203,10 +212,12 @@ class Client:
             try:
                 if self.plan == "cancel":
                     await client.cancel(view.stream.session_id)
+                    self._checker.cancelled(view.stream.session_id)
                 else:
                     self._world.deletes = True
                     self._checker.sessions[view.stream.session_id].deleting = True
                     await client.delete_session(view.stream.session_id)
+                    self._checker.cancelled(view.stream.session_id)
             except HedgerowError as error:
                 self._world.note(self.name, f"{self.plan}: {error!r}")
 

@@ -43,6 +43,12 @@ def _pause(world: World, fault: Fault) -> None:
     _later(world, fault.lasts, world.resume, fault.subject)
 
 
+def _drain(world: World, fault: Fault) -> None:
+    """A service is told to end, and is there again once it has."""
+    world.drain(fault.subject)
+    _later(world, world.grace + fault.lasts, world.restart, fault.subject)
+
+
 def _cut(world: World, fault: Fault) -> None:
     world.network.cut(*fault.subject.split("-"))
 
@@ -78,8 +84,14 @@ def _failover(world: World, fault: Fault) -> None:
 
 
 def _ambush(world: World, fault: Fault) -> None:
-    """A fail-over that comes shortly after the next change of a kind, and loses it."""
-    world.armed[fault.subject] = lambda: _failover(world, fault)
+    """A fail-over that comes shortly after the next change of a kind, and loses it, or only its answer."""
+    world.armed.setdefault(fault.subject, []).append((0.2, lambda: _failover(world, fault)))
+
+
+def _snap(world: World, fault: Fault) -> None:
+    """A connection breaks shortly after the next change of a kind: it is made, and its answer may be lost."""
+    script, pair = fault.subject.split()
+    world.armed.setdefault(script, []).append((4 * world.network.slowness, lambda: world.network.cut(*pair.split("-"))))
 
 
 class Kind(NamedTuple):
@@ -93,12 +105,14 @@ class Kind(NamedTuple):
 
 KINDS = {
     "kill": Kind(_kill, 0.05, 8.0, 3),
+    "drain": Kind(_drain, 0.05, 8.0, 2),
     "pause": Kind(_pause, 0.05, 25.0, 3),
     "cut": Kind(_cut, 0.0, 0.0, 2),
     "hold": Kind(_hold, 0.05, 25.0, 3),
     "jump": Kind(_jump, 0.0, 0.0, 1),
     "noise": Kind(_noise, 0.1, 2.0, 2),
     "failover": Kind(_failover, 0.01, 3.0, 3),
+    "snap": Kind(_snap, 0.0, 0.0, 2),
     "ambush": Kind(_ambush, 0.01, 3.0, 3),
 }
 
@@ -123,13 +137,10 @@ def make_faults(chance: random.Random, world: World) -> list[Fault]:
 
 def _subject(chance: random.Random, kind: str, services: list[str]) -> str:
     if kind in ("cut", "hold"):
-        pairs = [
-            f"{client}-{server}"
-            for client in (*services, "c0", "c1")
-            for server in (*services, "redis")
-            if client[0] + server[0] in ("cg", "gv", "gk", "kr")
-        ]
-        return chance.choice(pairs)
+        return chance.choice(_pairs(services, "cg", "gv", "gk", "kr"))
+    if kind == "snap":
+        script = chance.choice(("append", "append", "append", "create", "acquire", "release", "close", "cancel"))
+        return f"{script} {chance.choice(_pairs(services, 'gk', 'kr', 'kr'))}"
     if kind == "noise":
         return chance.choice(("lost", "repeated"))
     if kind == "failover":
@@ -141,11 +152,21 @@ def _subject(chance: random.Random, kind: str, services: list[str]) -> str:
     return chance.choice(services)
 
 
+def _pairs(services: list[str], *kinds: str) -> list[str]:
+    return [
+        f"{client}-{server}"
+        for kind in kinds
+        for client in (*services, "c0", "c1")
+        for server in (*services, "redis")
+        if client[0] + server[0] == kind
+    ]
+
+
 def _number(chance: random.Random, kind: str) -> float:
     if kind == "jump":
         return chance.choice((-1, 1)) * 10 ** chance.uniform(-1, 5)
     if kind == "ambush":
-        return float(chance.choice((1, 1, 2, 3, 6)))
+        return float(chance.choice((0, 0, 1, 1, 2, 3, 6)))
     if kind == "failover":
         return float(chance.choice((0, 1, 2, 4, 8, 16, 64)))
     return chance.random()

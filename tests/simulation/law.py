@@ -9,7 +9,7 @@ import functools
 import random
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -103,10 +103,12 @@ class LawModel:
 class LawEngine(VerifierEngine):
     """The shipped engine; only the arithmetic of a step is the law's. Steps emit 1 to `most` tokens."""
 
-    def __init__(self, limits: EngineConfig, chance: random.Random, most: int) -> None:
+    def __init__(
+        self, limits: EngineConfig, chance: random.Random, most: int, generated: Callable[[str, int], None]
+    ) -> None:
         vocabulary = tuple(tokenizer().pieces)
         super().__init__(LawModel(), limits, vocabulary, frozenset((eos(),)))
-        self._chance, self._most = chance, most
+        self._chance, self._most, self._generated = chance, most, generated
 
     def _accept(self, plan: Plan, parts: list[Part], logits: Any, features: Any) -> None:
         for part in parts:
@@ -122,4 +124,5 @@ class LawEngine(VerifierEngine):
                     path = list(range(len(tokens)))
             sequence.keep(SimpleNamespace(shape=(len(path), 0)))  # type: ignore[arg-type]
             if tokens:
+                self._generated(sequence.start.session_id, len(sequence.output) + len(tokens))
                 self._emit(plan, part, Walk(path, tokens, len(tokens) - 1), len(path))

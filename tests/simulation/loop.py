@@ -196,6 +196,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         context = process.context if process else NOWHERE
         self._ready.append(Handle(process, context, callback, args, self._now))
 
+    def now(self, process: Process, callback: Callable[..., Any], *args: Any) -> None:
+        """As `soon`, but before everything else, unless the process is stopped or dead."""
+        if process.state is RUNNING:
+            process.context.run(callback, *args)
+        elif process.state is PAUSED:
+            process.held.append(Handle(process, process.context, callback, args, self._now))
+
     def at(self, when: float, callback: Callable[..., Any], *args: Any) -> Handle:
         """Run a callback outside of all processes."""
         handle = Handle(None, NOWHERE, callback, args, when)

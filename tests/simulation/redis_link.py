@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -13,6 +14,8 @@ from tests.simulation.memory_redis import MemoryRedis
 from tests.simulation.wire import Link, Network
 
 ADDRESS = "redis"
+SPLIT = 0.1
+"""The share of pipelines whose replies come one by one, so that some may be lost; the others' come in one piece."""
 
 
 class RedisServer:
@@ -31,14 +34,20 @@ class RedisServer:
 
     def receive(self, connection: Connection, commands: list[list[bytes]]) -> None:
         """Runs commands that arrived together; other clients' come before or after all of them."""
+        replies: list[Any] = []
         for words in commands:
             self.commands += 1
             if words[0].upper() in (b"SUBSCRIBE", b"SSUBSCRIBE"):
                 for i, channel in enumerate(words[1:], 1):
                     self.subscribers.setdefault(connection, []).append(channel)
-                    connection.reply([words[0].lower(), channel, i])
+                    replies.append([words[0].lower(), channel, i])
             else:
-                connection.reply(self.memory.execute(words))
+                replies.append(self.memory.execute(words))
+        if self.network.chance.random() < SPLIT:
+            for reply in replies:
+                connection.reply(reply)
+        elif replies:
+            connection.reply(*replies)
 
     def _publish(self, channel: bytes, message: bytes) -> int:
         told = 0
@@ -107,10 +116,10 @@ class Connection:
         self.link, self._broken = None, True
         self._wake()
 
-    def reply(self, value: Any) -> None:
-        """At the server: send a reply."""
+    def reply(self, *values: Any) -> None:
+        """At the server: send replies in one piece."""
         if self.link is not None:
-            self._last_from = self.link.send(False, self._last_from, self._arrived, value)
+            self._last_from = self.link.send(False, self._last_from, self._arrived, values)
 
     def broken(self, why: str) -> None:
         """The connection is gone."""
@@ -121,8 +130,8 @@ class Connection:
         """The server's end heard that the client is gone."""
         self._server.subscribers.pop(self, None)
 
-    def _arrived(self, value: Any) -> None:
-        self._replies.append(value)
+    def _arrived(self, values: Sequence[Any]) -> None:
+        self._replies += values
         self._wake()
 
     def _wake(self) -> None:

@@ -51,9 +51,9 @@ def run_schedule(seed: int, settings: Settings = Settings()) -> Outcome:  # noqa
     chance = random.Random(seed)
     world = World(chance.getrandbits(32))
     world.settings = _stack(chance) | settings.world
-    checker = Checker(world.memory, world.note)
+    checker = Checker(world.memory, world.note, world.loop.time, lambda: world.calm)
     world.network.sent = checker.sent
-    checker.changed, world.forgot = world.changed, checker.forgot
+    checker.changed, world.forgot, world.generated = world.changed, checker.forgot, checker.generated
     collecting = gc.isenabled()
     gc.disable()
     handler = _Logs(world)
@@ -82,21 +82,22 @@ def run_schedule(seed: int, settings: Settings = Settings()) -> Outcome:  # noqa
 
 def _stack(chance: random.Random) -> dict[str, Any]:
     """Services and their limits."""
-    gateways, verifiers, stores = chance.choice((1, 2, 2)), chance.choice((1, 2)), 1
+    gateways, verifiers, stores = chance.choice((1, 2, 2)), chance.choice((1, 2)), chance.choice((1, 1, 2))
     services = [
         f"{kind}{i}" for kind, count in (("k", stores), ("v", verifiers), ("g", gateways)) for i in range(count)
     ]
+    grace = chance.choice((1.0, 1.0, 5.0))
     return {
         "services": services,
         "step_seconds": chance.choice((0.01, 0.04, 0.2)),
         "most_tokens": chance.choice((1, 3, 5)),
         "gateway": {
-            "grace": 1.0, "client_lag": chance.choice((2, 2048)), "lease_seconds": chance.choice((1.0, 4.0)),
+            "grace": grace, "client_lag": chance.choice((2, 2048)), "lease_seconds": chance.choice((1.0, 4.0)),
             "orphan_seconds": chance.choice((1.0, 30.0)),
         },
-        "kvstore": {"grace": 1.0, "tail_poll_ms": 50},
+        "kvstore": {"grace": grace, "tail_poll_ms": 50},
         "verifier": {
-            "model_name": "m", "grace": 1.0, "max_budget": 0, "default_budget": 0,
+            "model_name": "m", "grace": grace, "max_budget": 0, "default_budget": 0,
             "max_sequences": chance.choice((1, 4)), "prefill_rows": chance.choice((2, 64)),
             "run_ahead": chance.choice((1, 4, 64)),
         },
@@ -110,11 +111,12 @@ def _run(seed: int, chance: random.Random, world: World, checker: Checker, setti
     world.start("redis")
     for name in world.settings["services"]:
         world.start(name)
-    loop.run(lambda: False, 3.0)
+    loop.run(lambda: False, chance.choice((0.1, 1.0, 1.0, 3.0)))
     clients = [Client(world, checker, chance, i, f"key {i}") for i in range(chance.choice((1, 1, 2, 3)))]
     if len(clients) > 1 and chance.random() < 0.2:
         clients[1].same_as(clients[0])
     faults = [fault for fault in make_faults(chance, world) if settings.only(fault)] if settings.faults else []
+    checker.jumps = any(fault.kind == "jump" for fault in faults)
     for fault in faults:
         loop.at(loop.time() + fault.at, fault.strike, world)
         world.note("plan", str(fault))
@@ -125,7 +127,8 @@ def _run(seed: int, chance: random.Random, world: World, checker: Checker, setti
         world.armed.clear()
 
     loop.at(loop.time() + 60.0, disarm)
-    calm = loop.time() + max((fault.at + fault.lasts for fault in faults), default=0.0)
+    last = max((fault.at + fault.lasts + world.grace * (fault.kind == "drain") for fault in faults), default=0.0)
+    calm = world.calm = loop.time() + last
     done = loop.run(lambda: all(client.done for client in clients), calm + SETTLE)
     if not done:
         left = [f"{client.name} {client.progress()}" for client in clients if not client.done]

@@ -15,13 +15,13 @@ from tests.simulation.schedule import run_schedule
 
 MOST = 2000
 BEGIN = {
-    "skip_the_epoch_check": 230,
+    "skip_the_epoch_check": 80,
     "skip_the_attempt_check": 73,
-    "apply_before_compare": 602,
+    "apply_before_compare": 2020,
     "release_before_commit": 1,
     "finish_in_a_separate_call": 1,
-    "lose_a_suffix_silently": 103,
-    "accept_an_epoch_that_went_backwards": 96,
+    "lose_a_suffix_silently": 140,
+    "accept_an_epoch_that_went_backwards": 215,
 }
 
 

@@ -38,7 +38,7 @@ class Link:
         if self.network.is_held(self):
             self.waiting.append((process, callback, args))
         else:
-            self.network.loop.soon(process, callback, *args)
+            self.network.loop.now(process, callback, *args)
 
     def flush(self) -> None:
         """What was held goes on."""
@@ -88,7 +88,9 @@ class Network:
         self.slowness = 0.002
         self.lose = self.repeat = 0.0
         self.window = 64
-        self.calls = 0
+        self.calls = self.handled = 0
+        self.running: dict[Process, dict[int, Any]] = {}
+        """The calls that a server's handlers are at, in the order in which they came."""
         self.sent: Callable[[Any, str, Any], None] = lambda call, path, message: None
         """Told of every message that a server sends: its call, the method, the message."""
 
@@ -154,6 +156,15 @@ class Network:
         for link in list(self.every):
             if (link.client.name, link.address) == (client, address):
                 link.fail_client("connection reset")
+
+    def stop(self, process: Process) -> None:
+        """The process takes no connections any more, and no calls over those that there are."""
+        for address, server in list(self.servers.items()):
+            if server is process:
+                del self.servers[address]
+        for link in self.every:
+            if link.server is process:
+                self.forget(link)
 
     def killed(self, process: Process, *, crash: bool) -> None:
         """The process is gone. The kernel says so to its peers, unless the whole machine is gone."""

@@ -273,3 +273,24 @@ async def test_a_draining_gateway_gives_its_sessions_up_at_once(
     resumed = await other.resume(kept.record.session_id, "", Position(2, digest.extend(first, TOKENS[:2])), detach=True)
     assert await read(resumed, 1) == TOKENS[2:]
     assert kept.state.owner == A
+
+
+async def test_a_cancel_that_is_acknowledged_is_in_the_store_too(store: SharedStore, tokenizer: Tokenizer) -> None:
+    """Its gateway was killed before the end was stored, and the next one went on as if nobody had cancelled."""
+    gateway = gateway_of(store, A, tokenizer)
+    stream = await gateway.generate(ASKED, None)
+    (kept,) = store.kept.values()
+    assert await gateway.cancel(stream.session.id, "")
+    assert (kept.state.cancel_marked, kept.state.finish) == (True, Finish.NONE)
+    assert not await gateway.cancel(stream.session.id, ""), "it has ended here"
+
+
+async def test_a_cancel_of_what_the_store_has_lost_is_taken_by_its_owner(
+    store: SharedStore, tokenizer: Tokenizer
+) -> None:
+    gateway = gateway_of(store, A, tokenizer)
+    stream = await gateway.generate(ASKED, None)
+    store.kept.clear()
+    assert await gateway.cancel(stream.session.id, "")
+    assert stream.session.end is not None
+    assert stream.session.end.reason is Finish.CANCELLED
