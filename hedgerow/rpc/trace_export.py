@@ -53,7 +53,7 @@ class TracingConfig:
         },
     )
     trace_steps: float = field(
-        default=0.01, metadata={"min": 0.0, "max": 1.0, "help": "share of whole steps that have spans too"}
+        default=0.01, metadata={"min": 0.0, "max": 1.0, "help": "share of whole steps and appends that have spans too"}
     )
     trace_content: bool = field(
         default=False, metadata={"help": "prompts and answers in spans: for whoever may read the traces, to read"}

@@ -120,7 +120,7 @@ class SessionState(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., owner: _Optional[bytes] = ..., length: _Optional[int] = ..., digest: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., cancel_marked: bool = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., best_effort_from: _Optional[int] = ...) -> None: ...
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("session_id", "owner", "epoch_floor", "birth", "only_expired", "record", "digest")
+    __slots__ = ("session_id", "owner", "epoch_floor", "birth", "only_expired", "record", "digest", "ttl_ms")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FLOOR_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class AcquireLeaseRequest(_message.Message):
     ONLY_EXPIRED_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     owner: bytes
     epoch_floor: int
@@ -135,7 +136,8 @@ class AcquireLeaseRequest(_message.Message):
     only_expired: bool
     record: SessionRecord
     digest: bytes
-    def __init__(self, session_id: _Optional[str] = ..., owner: _Optional[bytes] = ..., epoch_floor: _Optional[int] = ..., birth: _Optional[bytes] = ..., only_expired: bool = ..., record: _Optional[_Union[SessionRecord, _Mapping]] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    ttl_ms: int
+    def __init__(self, session_id: _Optional[str] = ..., owner: _Optional[bytes] = ..., epoch_floor: _Optional[int] = ..., birth: _Optional[bytes] = ..., only_expired: bool = ..., record: _Optional[_Union[SessionRecord, _Mapping]] = ..., digest: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class AcquireLeaseResponse(_message.Message):
     __slots__ = ("lease", "state")
@@ -264,12 +266,14 @@ class WatchCancelsResponse(_message.Message):
     def __init__(self, session_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
-    __slots__ = ("batch_id", "entries")
+    __slots__ = ("batch_id", "entries", "traces")
     BATCH_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
     batch_id: int
     entries: _containers.RepeatedCompositeFieldContainer[AppendEntry]
-    def __init__(self, batch_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[AppendEntry, _Mapping]]] = ...) -> None: ...
+    traces: _containers.RepeatedCompositeFieldContainer[_common_pb2.TraceContext]
+    def __init__(self, batch_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[AppendEntry, _Mapping]]] = ..., traces: _Optional[_Iterable[_Union[_common_pb2.TraceContext, _Mapping]]] = ...) -> None: ...
 
 class AppendEntry(_message.Message):
     __slots__ = ("session_id", "lease", "birth", "offset", "tokens", "digest_before", "digest_after", "finish_reason", "usage", "matched_stop", "matched_token", "logprobs", "steps", "token_digests", "best_effort_from")

@@ -54,6 +54,7 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
     store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds, tls)
     store.retention = config.session_ttl
     gateway = Gateway(config, tokenizer, verifiers, store)
+    store.traced = partial(gateway.spans.appended, round(1 / config.trace_steps) if config.trace_steps else 0)
     watch_sessions(gateway.table.counts, gateway.held, lambda: gateway.swept)
     watch_limits(config.max_sessions)
     live.on_change(gateway.limit)

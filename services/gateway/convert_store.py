@@ -71,9 +71,11 @@ def created(r: kv.CreateSessionResponse) -> m.Created:
     return m.Created(r.lease.epoch, None if r.created else state(r.existing))
 
 
-def append(batch_id: int, entries: Iterable[m.Append], owner: bytes) -> kv.AppendRequest:
-    """One message for all of `entries`."""
-    return kv.AppendRequest(batch_id=batch_id, entries=[_entry(entry, owner) for entry in entries])
+def append(batch_id: int, entries: Iterable[m.Append], owner: bytes, traced: Iterable[str] = ()) -> kv.AppendRequest:
+    """One message for all of `entries`; `traced` are the traceparents of requests in it."""
+    message = kv.AppendRequest(batch_id=batch_id, entries=[_entry(entry, owner) for entry in entries])
+    message.traces.extend(common.TraceContext(traceparent=each) for each in traced)
+    return message
 
 
 def _entry(e: m.Append, owner: bytes) -> kv.AppendEntry:

@@ -17,11 +17,12 @@ own, with a link. Calls that only read what runs already are spans of their own,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from hedgerow.rpc import tracing
-from services.gateway.messages import Timings, Update
+from hedgerow.rpc.trace_export import LINKS
+from services.gateway.messages import Append, Timings, Update
 from services.gateway.ports import Watcher
 from services.gateway.session import Session
 from services.gateway.trees import Attempt, Attributes, Tree
@@ -160,6 +161,16 @@ class Spans(Watcher):
             commits[:] = (commits[0] or now - took, now, commits[2] + 1, commits[3] + took, max(commits[4], took))
             if tree.attempt is not None:
                 tree.attempt.steps.committed(took)
+
+    def appended(self, every: int, number: int, entries: Sequence[Append]) -> Sequence[str]:
+        """The requests to which the store's span of a message links: those whose first tokens are in it, and of each
+        `every`-th message (0: of none) all; so a long answer has few.
+        """
+        if not self._running:
+            return ()
+        whole = every > 0 and number % every == 0
+        trees = (self._running.get(entry.session_id) for entry in entries if whole or not entry.offset)
+        return [tree.parent for tree in trees if tree is not None][:LINKS]
 
     def over(self, session: Session) -> None:
         tree = self._running.pop(session.id, None)

@@ -53,6 +53,8 @@ class StorePeer(StoreCalls):
         super().__init__(addresses, owner, lease, tls=tls)
         self._patience, self._report, self._answer = patience, report, min(patience, ANSWER)
         self.messages_sent = self._resent = 0
+        self.traced: Callable[[int, Sequence[Append]], Sequence[str]] = lambda number, entries: ()
+        """The requests, as traceparents, to which the store's span of a message links."""
         self._outbox = Outbox(patience)
         self._unanswered: dict[int, _Sent] = {}  # by batch, the oldest first
         self._opened = 0.0  # time.monotonic() of the stream
@@ -161,7 +163,8 @@ class StorePeer(StoreCalls):
                     self.messages_sent += 1
                     self._unanswered[self.messages_sent] = _Sent(entries, time.monotonic())
                     self._set_deadline()
-                    await call.write(convert_store.append(self.messages_sent, entries, self.owner))
+                    traced = self.traced(self.messages_sent, entries)
+                    await call.write(convert_store.append(self.messages_sent, entries, self.owner, traced))
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._outbox.due() if len(self._unanswered) < IN_FLIGHT else None):

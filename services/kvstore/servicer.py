@@ -12,9 +12,10 @@ import grpc.aio
 
 from hedgerow.errors import Unavailable
 from hedgerow.rpc.streams import until
+from hedgerow.rpc.trace_export import LINKS
 from hedgerow.v1 import kvstore_pb2 as pb
 from hedgerow.v1 import kvstore_pb2_grpc
-from services.kvstore import convert
+from services.kvstore import convert, spans
 from services.kvstore.cancels import CancelWatch
 from services.kvstore.config import KvStoreConfig
 from services.kvstore.metrics import AppendMetrics
@@ -108,7 +109,10 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
                 entries = convert.entries(request, self.config)
                 begun = time.perf_counter()
                 answers = await self.store.append(entries)
-                self.metrics.count(entries, answers, time.perf_counter() - begun)
+                took = time.perf_counter() - begun
+                self.metrics.count(entries, answers, took)
+                if request.traces:
+                    spans.appended([each.traceparent for each in request.traces[:LINKS]], entries, answers, took)
                 yield convert.append_response(request.batch_id, entries, answers)
         if self.draining.is_set():
             raise Unavailable("kvstore", "it is draining; append again elsewhere", retry_after=0.0)

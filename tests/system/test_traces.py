@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -16,14 +18,15 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from hedgerow.cli.supervisor import Stack, StackConfig
 from hedgerow.client import AsyncClient
-from hedgerow.errors import InvalidRequest
+from hedgerow.errors import InvalidRequest, Unauthenticated
 from tests.polling import eventually
-from tests.stack import ROOT, Models
+from tests.stack import ROOT, Models, another_gateway
 from tests.system.jaeger import Jaeger, Span, Trace, jaeger
 
 pytestmark = pytest.mark.system
 GENERATE, RESUME = "hedgerow.v1.GatewayService/Generate", "hedgerow.v1.GatewayService/Resume"
 PROMPT = "def planted_in_a_prompt(values):"
+KEY = "planted-api-key-0123456789"
 LONG = {"max_tokens": 3000, "ignore_eos": True, "seed": 1}
 
 
@@ -125,12 +128,37 @@ async def test_steps_drafts_and_store_calls_are_linked_to_the_requests_in_them(
             check(each)
         return {to for each in found for span in each.named(name) for to, _ in span.links}
 
-    for service, name in (("verifier", "step"), ("drafter", "draft")):
+    for service, name in (("verifier", "step"), ("drafter", "draft"), ("kvstore", "append")):
         eventually(lambda s=service, n=name: roots & linked(s, n), 20, f"{name} spans")  # type: ignore[misc]
     eventually(lambda: roots <= linked("kvstore", "hedgerow.v1.KvStoreService/CreateSession"), 20, "store spans")
+    asked = [each for each in collector.traces("kvstore") if each.named("append")]
+    assert all(len(each.spans) == 1 for each in asked), "a leaf of nobody's"
+    appends = [root for each in asked for root, _ in each.one("append").links if root in roots]
+    assert roots == set(appends)
+    assert len(appends) <= 3 * 60, "a tenth of the messages, which are some hundred a session"
     step = next(each for each in collector.traces("verifier") if each.named("step"))
     assert {span.name for span in step.spans} == {"step", "draft", "verify", "accept"}
     assert step.one("step").tags["hedgerow.sequences"] >= 1
+
+
+async def test_content_is_told_where_it_is_wanted_and_keys_never(
+    traced: Stack, collector: Jaeger, models: Models, tmp_path: Path
+) -> None:
+    (keys := tmp_path / "keys").write_text(f"acme {KEY}\n")
+    settings = {"otlp_endpoint": collector.endpoint, "trace_content": "true", "api_keys_file": keys}
+    with another_gateway(traced, models, **settings) as address:
+        async with AsyncClient(address, api_key=KEY) as client, AsyncClient(address, api_key=KEY[:-1]) as stranger:
+            result = await client.generate(PROMPT, max_tokens=20, ignore_eos=True, seed=7).result()
+            with pytest.raises(Unauthenticated):
+                await stranger.generate(PROMPT, max_tokens=20).result()
+        found = collector.of_session(result.session_id, name="attachment")
+    check(found)
+    root = found.one(GENERATE)
+    assert PROMPT in root.tags["gen_ai.input.messages"]
+    assert result.text[:10] in json.loads(root.tags["gen_ai.output.messages"])[0]["parts"][0]["content"]
+    for service in ("gateway", "verifier", "drafter", "kvstore"):
+        for each in collector.traces(service):
+            assert KEY[:-1] not in str(each.spans), f"an API key is in {each}"
 
 
 async def test_a_cancelled_request_has_ended_and_its_leaf_is_within_it(traced: Stack, collector: Jaeger) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from services.gateway.quotas import Quotas
 from services.gateway.servicer import GatewayServicer
 from services.gateway.session import Session
 from services.gateway.stream import Chunk, Finished, Started
-from services.gateway.types import Finish, Mode, Trace
+from services.gateway.types import Chat, Finish, Generation, Message, Mode, Sampling, Trace
 from tests.unit.gateway_peers import record
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -120,6 +121,32 @@ def test_a_call_is_one_span_with_its_attachments_and_its_end(spans: InMemorySpan
     said = dict(span.attributes or {})
     assert (said["hedgerow.outcome"], said["gen_ai.usage.output_tokens"]) == ("stop", 2)
     assert (said["rpc.response.status_code"], said["gen_ai.response.id"]) == ("OK", running.id)
+
+
+@pytest.mark.parametrize("content", [False, True])
+def test_prompt_answer_and_stops_are_in_the_span_only_where_that_is_wanted(
+    spans: InMemorySpanExporter, *, content: bool
+) -> None:
+    said = Message("user", "planted question"), Message("assistant", "planted reply")
+    running, calls = session(), Calls(content=content)
+    with calls.call("generate", Trace(TRACEPARENT)) as call:
+        call.asked(Generation("m", Chat(said), Sampling(stop=("planted stop",))))
+        call.sent(Started(record(), b""), running)
+        call.sent(chunk(1)._replace(text="planted answer"), running)
+        call.sent(FINISHED, running)
+    (span,) = spans.get_finished_spans()
+    found = {name: value for name, value in (span.attributes or {}).items() if "messages" in name or "stop_" in name}
+    if not content:
+        assert found == {}
+        assert "planted" not in str(span.to_json())
+        return
+    asked = json.loads(str(found["gen_ai.input.messages"]))
+    assert [(each["role"], each["parts"][0]["content"]) for each in asked] == [
+        (each.role, each.content) for each in said
+    ]
+    assert found["gen_ai.request.stop_sequences"] == ("planted stop",)
+    (answer,) = json.loads(str(found["gen_ai.output.messages"]))
+    assert (answer["role"], answer["parts"][0]["content"]) == ("assistant", "planted answer")
 
 
 def test_what_sessions_count_is_exported_as_it_is() -> None:

@@ -13,11 +13,13 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from hedgerow.errors import Unavailable
 from hedgerow.rpc import tracing
-from services.gateway.messages import StepStats, Timings, Update
+from services.gateway.messages import Append, StepStats, Timings, Update
 from services.gateway.session import Options, Session
 from services.gateway.spans import WORD, Spans
 from services.gateway.types import Finish, Trace
 from services.gateway.windows import OF_ONE_SIZE, Windows
+from services.kvstore.records import Answer, Entry, Lease, State, Status
+from services.kvstore.spans import appended
 from tests.unit.gateway_peers import Bench, RecordingEngine, record, update
 
 METHOD = "hedgerow.v1.GatewayService/Generate"
@@ -220,3 +222,44 @@ def test_a_long_answer_is_a_bounded_number_of_events_with_nothing_lost() -> None
     total = {name: sum(about[name] for _, about in events) for name in ("steps", "emitted", "verify_ms", "commit_ms")}
     assert total == {"steps": steps, "emitted": 3 * steps, "verify_ms": 2 * steps, "commit_ms": steps}
     assert windows.total()["hedgerow.tree_nodes"] == 4 * steps
+
+
+def test_a_long_answer_has_its_first_append_traced_and_a_share_of_the_others(out: InMemorySpanExporter) -> None:
+    rig = Rig()
+    trace, session = rig.generate()
+    _, other = rig.generate(UNSAMPLED)
+
+    def append(session: Session, offset: int) -> Append:
+        return Append(session.id, 1, b"b" * 16, offset, [1], b"d" * 16, b"d" * 16)
+
+    def asked(every: int) -> list[int]:
+        """The messages, of two hundred, for which the store is asked for a span."""
+        return [n for n in range(1, 201) if rig.spans.appended(every, n, [append(other, n), append(session, n - 1)])]
+
+    assert asked(100) == [1, 100, 200]
+    assert asked(0) == [1], "no share: the first one still says where the time to it went"
+    assert rig.spans.appended(100, 100, [append(session, 5)]) == [trace.traceparent], "the request, which is the root"
+    many = [append(session, 0)] * 1000
+    assert len(rig.spans.appended(1, 1, many)) == 128, "no span has more links"
+    rig.end(session)
+    rig.spans.ended(trace, None)
+    assert rig.spans.appended(1, 1, many) == ()
+
+
+def test_the_stores_span_is_a_trace_of_its_own(out: InMemorySpanExporter) -> None:
+    """Below the gateway's it would be an orphan whenever that one dies."""
+    entry = Entry("s", Lease(1, b"o" * 16), b"b" * 16, 0, b"\0" * 12, b"", b"")
+    answers = [Answer(Status.OK, State()), Answer(Status.FENCED, State())]
+    appended([CALLER], [entry, entry], answers, 0.25)
+    appended([CALLER], [entry], [Answer(Status.UNAVAILABLE, State())], 0.25)
+    fine, away = out.get_finished_spans()
+    assert (fine.name, fine.parent) == ("append", None)
+    assert [f"{link.context.trace_id:032x}" for link in fine.links] == [CALLER.split("-")[1]]
+    assert dict(fine.attributes or {}) == {
+        "hedgerow.entries": 2, "hedgerow.tokens": 6, "hedgerow.answers.ok": 1, "hedgerow.answers.fenced": 1,
+    }  # fmt: skip
+    assert fine.start_time is not None
+    assert fine.end_time is not None
+    assert (fine.end_time - fine.start_time) == 250 * MS
+    assert fine.status.is_ok or fine.status.is_unset
+    assert not away.status.is_ok
