@@ -15,7 +15,8 @@ class Stream:
     """Chunks of one generation: `async for chunk in stream`. Nothing is sent before the first one is asked for.
 
     A stream that breaks goes on by itself at the next gateway, as the client's `retry` says: no token comes twice, none
-    is missing. What cannot go on raises an error of the taxonomy (`hedgerow.errors`) from the loop; the session may
+    is missing. One that finds no place for its first token begins anew as another session, with a first event of its
+    own. What cannot go on raises an error of the taxonomy (`hedgerow.errors`) from the loop; the session may
     still be there then, and `client.resume(*stream.position)` tries it again.
 
     Leaving the loop, `aclose()`, the end of `async with`, cancelling the task and dropping the last reference all

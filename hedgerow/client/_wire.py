@@ -22,6 +22,7 @@ from hedgerow.errors import (
     DeadlineExceeded,
     HedgerowError,
     Internal,
+    Overloaded,
     SessionFailed,
     SessionUnknown,
     Unavailable,
@@ -69,6 +70,7 @@ class Wire:
         self._first: asyncio.Task[Any] | None = None  # the read that will tell which session it is
         self._address, self._began = "", 0.0
         self._patience, self._tries, self._may_have_begun = Patience(gateways.retry), 0, False
+        self._refusals, self._call_began = Patience(gateways.retry), False
         self._lost: SessionUnknown | None = None
         self._asked_again = False
         self.position = self.order.position
@@ -115,6 +117,7 @@ class Wire:
         event = await self._read()
         if event is None:
             return
+        self._call_began = True
         if isinstance(event, Started) and self._lost is not None:
             self._go_on_in(event)
         if not self.order.take(event):
@@ -174,6 +177,7 @@ class Wire:
                 self._asked.deadline_ms = max(1, self._deadline_ms - int((now - self._began) * 1000))
             self._call = stub.Generate(self._asked, timeout=left, metadata=metadata)
         assert self._call is not None
+        self._call_began = False
         return self._call
 
     def _seconds_left(self, now: float) -> float | None:
@@ -187,12 +191,19 @@ class Wire:
         if self._starts_anew(error) or self._asks_again(error):
             return
         now = asyncio.get_running_loop().time()
+        if isinstance(error, Overloaded) and self._call_began and self._asked is not None and self.order.fresh:
+            await self._come_again(error, now)
+            return
         self._gateways.failed(self._address, error)
         self._tries += 1
         # A call whose connection broke while it waited may have begun a session: its key finds it.
         self._may_have_begun = self._may_have_begun or not ("reason" in error.metadata or never_sent(error))
         begun, others = self._may_have_begun or bool(self.order.position.session_id), len(self._gateways.addresses) - 1
         delay = self._patience.delay(error, now, begun=begun, others=others)
+        await self._wait(delay, error, now)
+
+    async def _wait(self, delay: float | None, error: HedgerowError, now: float) -> None:
+        """Until it is time for another try, at the next gateway; raises `error` where there is none."""
         left = self._seconds_left(now)
         if delay is None or (left is not None and delay >= left):
             raise error
@@ -200,6 +211,15 @@ class Wire:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._left.wait()
+
+    async def _come_again(self, error: Overloaded, now: float) -> None:
+        """The session began, found no place and is over before its first token: the next one needs another key."""
+        self.order, self._waiting, self._may_have_begun = Order(Position("")), None, False
+        self.position = self.order.position
+        delay = self._refusals.delay(error, now, begun=False) if self._own_key else None
+        await self._wait(delay, error, now)
+        assert self._asked is not None
+        self._asked.idempotency_key = secrets.token_hex(16)
 
     def _starts_anew(self, error: HedgerowError) -> bool:
         """The key is one that we made up and sent again, and its session had failed before it gave anything: once."""

@@ -277,3 +277,31 @@ def test_an_offset_that_was_left_out_is_the_servers_to_say() -> None:
         Order(Position("s1", 6, digest(6))).take(piece)
     with pytest.raises(Internal):
         Order(Position("s1")).take(piece)
+
+
+FULL = Overloaded("the waiting queue", 256, 256, 0.01)
+
+
+async def test_a_session_that_found_no_place_is_begun_again_as_another() -> None:
+    """It was resumed, so an overload became "session ... has ended with an error", and nobody tried again."""
+    whole = [started("s3"), chunk(0, [1], "a"), finished("LENGTH", 1)]
+    async with gateway([started("s1"), FULL], [started("s2"), FULL], whole) as server:
+        async with AsyncClient(server.address, retry=QUICK) as client:
+            stream = client.generate("x")
+            assert (await stream.result()).session_id == "s3"
+            assert stream.position == Position("s3", 1, digest(1), 1)
+        assert server.resumes == []
+        assert len({request.idempotency_key for request in server.requests}) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"idempotency_key": "mine"}])
+async def test_an_overload_that_does_not_pass_is_told_as_one(options: dict[str, str]) -> None:
+    """With a key of the caller's at once: under it there can be no other session."""
+    async with gateway(*[[started(f"s{i}"), FULL] for i in range(9)]) as server:
+        async with AsyncClient(server.address, retry=QUICK) as client:
+            stream = client.generate("x", **options)  # type: ignore[arg-type]
+            with pytest.raises(Overloaded, match="the waiting queue is full"):
+                await stream.result()
+            assert stream.position == Position(""), "there is nothing to go on with"
+        assert server.resumes == []
+        assert len(server.requests) == (1 if options else QUICK.attempts)
