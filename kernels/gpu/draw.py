@@ -11,7 +11,8 @@ size alone, so a row's token depends on its logits and its law, bit for bit, and
 the CPU's forms the last bits of exponentials, logarithms and sums differ, so a token may where two candidates are that
 near to each other: another fingerprint.
 
-A filter's border is found by bisection over the logits' bits, one pass over the row a step, out of the nearest cache.
+A top-k of at most 256 leaves few candidates, and everything else is done on these in registers. Otherwise a filter's
+border is found by bisection over the logits' bits, one pass over the row a step, out of the nearest cache.
 All columns must be here: of a vocabulary split among ranks, gather a row's logits on one of them first.
 
 logits [R, V], depth [R] int32, row_start [S + 1] int32: rows of sequence s are row_start[s] .. row_start[s + 1] - 1.
@@ -25,15 +26,27 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu import checks
 from kernels.gpu.checks import FLOATS, expect
-from kernels.gpu.select import ordered
+from kernels.gpu.select import (
+    NEVER,
+    UNROLL,
+    border_of,
+    cut,
+    disordered,
+    gather_row,
+    near_threshold,
+    ordered,
+    tile_of,
+)  # fmt: skip
 from kernels.sample import Law
 from kernels.sample import sample as sample_reference
 
 TEST_SHAPES = [(1, 1, 7), (2, 3, 509), (3, 2, 64), (1, 2, 4500)]  # (S, most rows of one sequence, V)
 BENCH_SHAPES = [(8, 16, 20480), (1, 8, 20480), (1, 16, 163840), (8, 16, 4096)]
 TILE = 4096  # logits that a program takes at a time
-UNROLL = tl.constexpr(5)  # tiles that are loaded together
+PLACES = 1024  # for the candidates of a row; a top-k of a quarter of them is drawn from these alone
+NO_ID = tl.constexpr(0x7FFFFFFF)  # every id is less
 FRACTIONS = ("temperature", "top_p", "min_p")
 NO_TOKEN = -1  # of padding, and of a row without a largest finite logit or with a NaN
 
@@ -82,95 +95,126 @@ def _exponential(word):
 
 
 @triton.jit
-def _tile(row_ptr, i, vocabulary, TILE: tl.constexpr):
-    id = i * TILE + tl.arange(0, TILE)
-    return id, tl.load(row_ptr + id, mask=id < vocabulary, other=float("-inf")).to(tl.float32)
-
-
-@triton.jit
 def _top(row_ptr, vocabulary, TILES: tl.constexpr, TILE: tl.constexpr):
-    """The largest logit, its lowest id, the least key, and whether all are numbers."""
-    best = tl.full([TILE], -0x80000000, tl.int32)
-    least = tl.full([TILE], 0x7FFFFFFF, tl.int32)
-    at = tl.zeros([TILE], tl.int32)
+    """Each lane's largest logit, the largest of all, its lowest id, and whether any is no number."""
+    best = tl.full([TILE], float("-inf"), tl.float32)
+    at = tl.arange(0, TILE)
     bad = tl.zeros([TILE], tl.int32)
     for i in tl.range(TILES, loop_unroll_factor=UNROLL):
-        id, x = _tile(row_ptr, i, vocabulary, TILE)
-        key = ordered(x)
-        at = tl.where(key > best, id, at)
-        best = tl.maximum(key, best)
-        least = tl.minimum(key, least)
+        id = i * TILE + tl.arange(0, TILE)
+        x = tl.load(row_ptr + id, mask=id < vocabulary, other=float("-inf")).to(tl.float32)
+        at = tl.where(x > best, id, at)
+        best = tl.where(x > best, x, best)
         bad |= (x != x).to(tl.int32)
-    top = tl.max((best.to(tl.int64) << 32) | (0x7FFFFFFF - at), 0)
-    key = (top >> 32).to(tl.int32)
+    top = tl.max((ordered(best).to(tl.int64) << 32) | (0x7FFFFFFF - at), 0)
     id = 0x7FFFFFFF - (top & 0x7FFFFFFF).to(tl.int32)
-    peak = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    return peak, key, id, tl.min(least, 0), tl.max(bad, 0)
+    return best, disordered((top >> 32).to(tl.int32)), id, tl.max(bad, 0)
 
 
 @triton.jit
-def _measure(row_ptr, t, last, peak, scale, vocabulary, TILES: tl.constexpr, TILE: tl.constexpr):
-    """What the logits weigh that come no later than (key t, id last), and how many they are."""
+def _mass(row_ptr, least, last, peak, scale, vocabulary, TILES: tl.constexpr, TILE: tl.constexpr):
+    """What the logits weigh that are above `least`, or equal with an id of at most `last`; and how many they are."""
     mass = tl.zeros([TILE], tl.float32)
     count = tl.zeros([TILE], tl.int32)
     for i in tl.range(TILES, loop_unroll_factor=UNROLL):
-        id, x = _tile(row_ptr, i, vocabulary, TILE)
-        key = ordered(x)
-        kept = ((key > t) | ((key == t) & (id <= last))) & (id < vocabulary)
+        id, x = tile_of(row_ptr, i, vocabulary, TILE)
+        kept = ((x > least) | ((x == least) & (id <= last))) & (id < vocabulary)
         mass += tl.where(kept, tl.exp2((x - peak) * scale), 0.0)
         count += kept.to(tl.int32)
     return tl.sum(mass, 0), tl.sum(count, 0)
 
 
 @triton.jit
-def _limit(
-    row_ptr, want, most, t, last, count, peak, peak_key, scale, vocabulary, TILES: tl.constexpr, TILE: tl.constexpr
-):
-    """The first logits that weigh `want` together, or the first `most` of them, as (key, id) of the last.
+def _nucleus(row_ptr, top_p, least, last, peak, scale, vocabulary, TILES: tl.constexpr, TILE: tl.constexpr):
+    """(value, id) of the last of the first logits that weigh top_p of those up to (least, last).
 
-    Of the `count` that come no later than (t, last), which are enough. Monotone in spite of rounding: a logit more adds
-    a weight that is not negative in the same place of the same sum.
+    Monotone in spite of rounding: a logit more adds a weight that is not negative, in the same place of the same sum.
     """
-    low = t.to(tl.int64)  # enough
-    high = peak_key.to(tl.int64) + 1  # not enough
-    above = 0  # as many keys are not below `high`
-    while (high - low > 1) & (count - above > 1) & (count > most):
-        middle = ((low + high) >> 1).to(tl.int32)
-        mass, n = _measure(row_ptr, middle, 0x7FFFFFFF, peak, scale, vocabulary, TILES, TILE)
-        enough = (mass >= want) & (n >= most)
-        low = tl.where(enough, middle.to(tl.int64), low)
-        high = tl.where(enough, high, middle.to(tl.int64))
+    whole, count = _mass(row_ptr, least, last, peak, scale, vocabulary, TILES, TILE)
+    want = top_p * whole
+    low = ordered(least).to(tl.int64)  # enough
+    high = ordered(peak).to(tl.int64) + 1  # not enough
+    above = 0  # as many are not below `high`
+    while (high - low > 1) & (count - above > 1):
+        middle = (low + high) >> 1
+        mass, n = _mass(row_ptr, disordered(middle.to(tl.int32)), NO_ID, peak, scale, vocabulary, TILES, TILE)
+        enough = mass >= want
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
         above = tl.where(enough, above, n)
         count = tl.where(enough, n, count)
-    border = low.to(tl.int32)
-    high_id = tl.where(border == t, last, vocabulary - 1)
-    low_id = tl.where((count - above > 1) & (count > most), -1, high_id - 1)  # equal logits: by id
+    border = disordered(low.to(tl.int32))
+    high_id = tl.where(border == least, tl.minimum(last, vocabulary - 1), vocabulary - 1)
+    low_id = tl.where(count - above > 1, -1, high_id - 1)  # equal logits: by id
     while high_id - low_id > 1:
         middle_id = (low_id + high_id) >> 1
-        mass, n = _measure(row_ptr, border, middle_id, peak, scale, vocabulary, TILES, TILE)
-        enough = (mass >= want) & (n >= most)
+        mass, _ = _mass(row_ptr, border, middle_id, peak, scale, vocabulary, TILES, TILE)
+        enough = mass >= want
         high_id = tl.where(enough, middle_id, high_id)
         low_id = tl.where(enough, low_id, middle_id)
     return border, high_id
 
 
 @triton.jit
+def _few(
+    row_ptr, best, top_k, top_p, min_p, peak, scale, seed, position, sample, scratch_ptr, vocabulary,
+    TILES: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """The draw where top-k keeps MOST_FEW or fewer: all filters on the candidates, in registers."""
+    found = gather_row(row_ptr, best, top_k, scratch_ptr, vocabulary, TILES, TILE, LANES, PLACES)
+    j = tl.arange(0, PLACES)
+    key = tl.load(scratch_ptr + j, mask=j < found, other=0)
+    cost = tl.where(j < found, (key >> 32).to(tl.int32), NEVER)
+    id = (key & 0x7FFFFFFF).to(tl.int32)
+    t = near_threshold(cost, top_k)
+    t, last = t, cut(cost, id, t, tl.sum((cost <= t).to(tl.int32), 0), top_k)
+    kept = (cost < t) | ((cost == t) & (id <= last))
+    x = disordered(cost ^ -1)
+    w = tl.where(kept, tl.exp2((x - peak) * scale), 0.0)
+    if top_p < 1:
+        want = top_p * tl.sum(w, 0)
+        low, high = tl.min(cost, 0).to(tl.int64) - 1, t.to(tl.int64)  # not enough, enough
+        while high - low > 1:
+            middle = (low + high) >> 1
+            enough = tl.sum(tl.where(cost <= middle.to(tl.int32), w, 0.0), 0) >= want
+            high = tl.where(enough, middle, high)
+            low = tl.where(enough, low, middle)
+        t = high.to(tl.int32)
+        tied = tl.sum(((cost == t) & kept).to(tl.int32), 0)
+        high_id = tl.full([], 0x7FFFFFFF, tl.int64)
+        low_id = tl.where(tied > 1, -1, high_id - 1)
+        while high_id - low_id > 1:
+            middle = (low_id + high_id) >> 1
+            here = (cost < t) | ((cost == t) & (id <= middle.to(tl.int32)))
+            enough = tl.sum(tl.where(here, w, 0.0), 0) >= want
+            high_id = tl.where(enough, middle, high_id)
+            low_id = tl.where(enough, low_id, middle)
+        kept &= (cost < t) | ((cost == t) & (id <= high_id.to(tl.int32)))
+    kept &= (w >= min_p) & (w > 0)
+    w0, w1, w2, w3 = tl.philox(seed, (id >> 2).to(tl.uint32), position, sample, 0)
+    word = tl.where((id & 2) == 0, tl.where((id & 1) == 0, w0, w1), tl.where((id & 1) == 0, w2, w3))
+    ratio = tl.where(kept, _exponential(word) / w, float("inf"))
+    winner = tl.min((ratio.to(tl.int32, bitcast=True).to(tl.int64) << 32) | id, 0)
+    return (winner & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
 def _race(
-    row_ptr, t, last, min_p, peak, scale, seed, position, sample, vocabulary, TILES: tl.constexpr, TILE: tl.constexpr
-):
+    row_ptr, least, last, min_p, peak, scale, seed, position, sample, vocabulary,
+    TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """The kept id whose noise over weight is least; the lowest of equal ones."""
     block = tl.arange(0, TILE // 4)
     best = tl.full([TILE // 4, 4], float("inf"), tl.float32)
     at = tl.full([TILE // 4, 4], 0x7FFFFFFF, tl.int32)
-    for i in tl.range(TILES):  # long enough as it is
+    for i in tl.range(TILES):
         group = i * (TILE // 4) + block
         w0, w1, w2, w3 = tl.philox(seed, group.to(tl.uint32), position, sample, 0)
         word = tl.reshape(tl.permute(tl.join(tl.join(w0, w1), tl.join(w2, w3)), (0, 2, 1)), (TILE // 4, 4))
         id = group[:, None] * 4 + tl.arange(0, 4)[None, :]
         x = tl.load(row_ptr + id, mask=id < vocabulary, other=float("-inf")).to(tl.float32)
-        key = ordered(x)
         w = tl.exp2((x - peak) * scale)
-        kept = ((key > t) | ((key == t) & (id <= last))) & (w >= min_p) & (w > 0) & (id < vocabulary)
+        kept = ((x > least) | ((x == least) & (id <= last))) & (w >= min_p) & (w > 0) & (id < vocabulary)
         ratio = tl.where(kept, _exponential(word) / w, float("inf"))
         at = tl.where(ratio < best, id, at)
         best = tl.minimum(ratio, best)
@@ -181,8 +225,12 @@ def _race(
 @triton.jit(do_not_specialize=["sequences"])
 def _draw(
     logits_ptr, depth_ptr, row_start_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, sample_ptr,
-    position_ptr, drawn_ptr, vocabulary, sequences, SEQUENCES: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    position_ptr, drawn_ptr, scratch_ptr, vocabulary, sequences,
+    SEQUENCES: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:  # the walk may be launched: it waits before it reads what is drawn
+        tl.extra.cuda.gdc_launch_dependents()
     r = tl.program_id(0)
     ends = tl.arange(0, SEQUENCES)
     end = tl.load(row_start_ptr + 1 + ends, mask=ends < sequences, other=0x7FFFFFFF)
@@ -190,28 +238,30 @@ def _draw(
     token = -1
     if s < sequences:
         row_ptr = logits_ptr + r.to(tl.int64) * vocabulary
-        peak, peak_key, token, least, bad = _top(row_ptr, vocabulary, TILES, TILE)
+        best, peak, token, bad = _top(row_ptr, vocabulary, TILES, TILE)
         good = (bad == 0) & (tl.abs(peak) < float("inf"))
         token = tl.where(good, token, -1)
         temperature = tl.load(temperature_ptr + s)
         if good & (temperature > 0):
             scale = 1.4426950408889634 / tl.maximum(temperature, 1e-30)
             top_k, top_p, min_p = tl.load(top_k_ptr + s), tl.load(top_p_ptr + s), tl.load(min_p_ptr + s)
-            t, last = least, vocabulary - 1
-            if (top_k > 0) & (top_k < vocabulary):
-                t, last = _limit(
-                    row_ptr, 0.0, top_k, t, last, vocabulary, peak, peak_key, scale, vocabulary, TILES, TILE
-                )  # fmt: skip
-            if top_p < 1:
-                mass, count = _measure(row_ptr, t, last, peak, scale, vocabulary, TILES, TILE)
-                t, last = _limit(
-                    row_ptr, top_p * mass, 1, t, last, count, peak, peak_key, scale, vocabulary, TILES, TILE
-                )  # fmt: skip
             position = (tl.load(position_ptr + s) + tl.load(depth_ptr + r)).to(tl.uint32, bitcast=True)
-            sample = tl.load(sample_ptr + s).to(tl.uint32, bitcast=True)
-            token = _race(
-                row_ptr, t, last, min_p, peak, scale, tl.load(seed_ptr + s), position, sample, vocabulary, TILES, TILE
-            )
+            sample, seed = tl.load(sample_ptr + s).to(tl.uint32, bitcast=True), tl.load(seed_ptr + s)
+            limited = (top_k > 0) & (top_k < vocabulary)
+            if limited & (top_k <= PLACES // 4):
+                token = _few(
+                    row_ptr, best, top_k, top_p, min_p, peak, scale, seed, position, sample,
+                    scratch_ptr + r.to(tl.int64) * PLACES, vocabulary, TILES, TILE, LANES, PLACES,
+                )  # fmt: skip
+            else:
+                least, last = float("-inf"), vocabulary - 1
+                if limited:
+                    least, last = border_of(row_ptr, top_k, vocabulary, TILES, TILE)
+                if top_p < 1:
+                    least, last = _nucleus(row_ptr, top_p, least, last, peak, scale, vocabulary, TILES, TILE)
+                token = _race(
+                    row_ptr, least, last, min_p, peak, scale, seed, position, sample, vocabulary, TILES, TILE
+                )  # fmt: skip
     tl.store(drawn_ptr + r, token)
 
 
@@ -231,9 +281,11 @@ def draw(logits: torch.Tensor, laws: Laws, depth: torch.Tensor, row_start: torch
     drawn = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows:
         tile = min(TILE, max(triton.next_power_of_2(vocabulary), 128))
+        places = min(tile, PLACES)
+        scratch = torch.empty((rows, places), dtype=torch.int64, device=logits.device)
         _draw[(rows,)](
-            logits, depth, row_start, *laws, drawn, vocabulary, sequences,
+            logits, depth, row_start, *laws, drawn, scratch, vocabulary, sequences,
             SEQUENCES=triton.next_power_of_2(max(sequences, 1)), TILES=-(-vocabulary // tile), TILE=tile,
-            num_warps=max(tile // 256, 1),
+            LANES=min(tile, 1024), PLACES=places, PDL=not checks.INTERPRETED, num_warps=max(tile // 256, 1),
         )  # fmt: skip
     return drawn

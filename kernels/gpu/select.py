@@ -1,9 +1,12 @@
-"""Selection inside one program: the `want` least of a tile of distinct keys, by bisection. Parts of other kernels.
+"""Selection inside one program, by counting alone: nothing rounds, and no order matters. Parts of other kernels.
 
-    threshold(cost, want)    the least t with #(cost <= t) >= want
+    threshold(cost, want)          the least t with #(cost <= t) >= want: one bit a pass over registers
+    near_threshold(cost, want)     the same of at most 1,024 costs: four bits a pass, sixteen borders tried at once
+    gather_row(row, want)          of a row in memory the `want` largest, and a few more, as keys in no order
 
-Counting is all that it does, so nothing rounds and no order matters. A step of the bisection is one pass over registers
-and one sum; it ends as soon as a count is exact, after a dozen steps on real data, and after 32 at most.
+A row is read in tiles whose lanes each keep their largest. At least `want` elements are no less than the want-th
+largest of these, and hardly more are, for lanes seldom hold two: they are the candidates. Where they do not fit,
+because of ties or of an unlucky order, the border is sought by bisection over the whole row.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import triton
 import triton.language as tl
 
 NEVER = tl.constexpr(0x7FFFFFFF)  # the cost of what must not be chosen: above every number's
+UNROLL = tl.constexpr(5)  # tiles that are loaded together
 
 
 @triton.jit
@@ -19,6 +23,12 @@ def ordered(x):
     """float32 -> int32 in the same order. -0 and 0 are equal; NaN with a clear sign bit is above all."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def disordered(key):
+    """The float32 of an `ordered` key."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -35,6 +45,22 @@ def threshold(cost, want):
         high = tl.where(enough, middle, high)
         low = tl.where(enough & (below > want), low, tl.where(enough, high - 1, middle))
     return high.to(tl.int32), count
+
+
+@triton.jit
+def near_threshold(cost, want):
+    """As `threshold`, without the count."""
+    sixteenth = tl.arange(0, 16)
+    low = tl.min(cost, 0).to(tl.int64) - 1
+    high = tl.max(cost, 0).to(tl.int64)
+    while high - low > 1:
+        t = (low + ((high - low) * (sixteenth + 1) >> 4)).to(tl.int32)  # the last is `high`
+        count = tl.sum((cost[:, None] <= t[None, :]).to(tl.int32), 0)
+        found = tl.sum((count < want).to(tl.int32) + ((count == want) & (sixteenth < 15)).to(tl.int32) * 32, 0)
+        step = high - low
+        high = low + (step * ((found & 31) + 1) >> 4)
+        low = tl.where(found >= 32, high - 1, low + (step * (found & 31) >> 4))
+    return high.to(tl.int32)
 
 
 @triton.jit
@@ -58,3 +84,78 @@ def choose(cost, ids, want):
     t, count = threshold(cost, want)
     last = cut(cost, ids, t, count, want)
     return ((cost < t) | ((cost == t) & (ids <= last))) & (want > 0)
+
+
+@triton.jit
+def tile_of(row_ptr, i, vocabulary, TILE: tl.constexpr):
+    """ids and float32 values of a row's tile; -inf past its end, and for NaN."""
+    id = i * TILE + tl.arange(0, TILE)
+    x = tl.load(row_ptr + id, mask=id < vocabulary, other=float("-inf")).to(tl.float32)
+    return id, tl.where(x == x, x, float("-inf"))
+
+
+@triton.jit
+def _count(row_ptr, least, last, vocabulary, TILES: tl.constexpr, TILE: tl.constexpr):
+    """How many are above `least`, or equal to it with an id of at most `last`."""
+    count = tl.zeros([TILE], tl.int32)
+    for i in tl.range(TILES, loop_unroll_factor=UNROLL):
+        id, x = tile_of(row_ptr, i, vocabulary, TILE)
+        count += ((id < vocabulary) & ((x > least) | ((x == least) & (id <= last)))).to(tl.int32)
+    return tl.sum(count, 0)
+
+
+@triton.jit
+def border_of(row_ptr, want, vocabulary, TILES: tl.constexpr, TILE: tl.constexpr):
+    """(value, id) of the last of a row's `want` first by (-value, id); want <= vocabulary."""
+    low, high = tl.full([], -0x7F800001, tl.int64), tl.full([], 0x7F800001, tl.int64)  # enough at -inf, none above inf
+    count = vocabulary
+    while (high - low > 1) & (count > want):
+        middle = (low + high) >> 1
+        n = _count(row_ptr, disordered(middle.to(tl.int32)), 0x7FFFFFFF, vocabulary, TILES, TILE)
+        low = tl.where(n >= want, middle, low)
+        high = tl.where(n >= want, high, middle)
+        count = tl.where(n >= want, n, count)
+    value = disordered(low.to(tl.int32))
+    high_id = tl.full([], 0x7FFFFFFF, tl.int64)
+    low_id = tl.where(count > want, -1, high_id - 1)  # equal values: by id
+    while high_id - low_id > 1:
+        middle = (low_id + high_id) >> 1
+        enough = _count(row_ptr, value, middle.to(tl.int32), vocabulary, TILES, TILE) >= want
+        high_id = tl.where(enough, middle, high_id)
+        low_id = tl.where(enough, low_id, middle)
+    return value, high_id.to(tl.int32)
+
+
+@triton.jit
+def gather_row(
+    row_ptr, best, want, scratch_ptr, vocabulary,
+    TILES: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """Keys (cost above, id below) of the row's `want` first and perhaps more, PLACES at most, to scratch; their number.
+
+    best [TILE]: each lane's largest, from a pass over the row. want <= vocabulary, and <= PLACES, LANES.
+    """
+    lanes = tl.max(tl.reshape(best, (TILE // LANES, LANES)), 0)
+    least = disordered(near_threshold(ordered(lanes) ^ -1, want) ^ -1)
+    last = 0x7FFFFFFF
+    held = tl.zeros([TILE], tl.int32)
+    for i in tl.range(TILES, loop_unroll_factor=UNROLL):
+        id, x = tile_of(row_ptr, i, vocabulary, TILE)
+        held += ((x >= least) & (id < vocabulary)).to(tl.int32)
+    total = tl.sum(held, 0)
+    if total > PLACES:
+        least, last = border_of(row_ptr, want, vocabulary, TILES, TILE)
+        held = tl.zeros([TILE], tl.int32)
+        for i in tl.range(TILES):
+            id, x = tile_of(row_ptr, i, vocabulary, TILE)
+            held += ((id < vocabulary) & ((x > least) | ((x == least) & (id <= last)))).to(tl.int32)
+        total = tl.minimum(want, vocabulary)
+    place = tl.cumsum(held, 0) - held
+    for i in tl.range(TILES):
+        id, x = tile_of(row_ptr, i, vocabulary, TILE)
+        here = (id < vocabulary) & ((x > least) | ((x == least) & (id <= last)))
+        key = ((ordered(x) ^ -1).to(tl.int64) << 32) | id
+        tl.store(scratch_ptr + place, key, mask=here & (place < PLACES))
+        place += here.to(tl.int32)
+    tl.debug_barrier()  # what other threads stored is read back
+    return total

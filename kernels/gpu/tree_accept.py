@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu import checks
 from kernels.gpu.checks import at_most, expect
 from kernels.gpu.draw import Laws, draw
 from kernels.sample import Law
@@ -61,7 +62,17 @@ def reference(
 
 @triton.jit
 def _walk(
-    parents_ptr, tokens_ptr, mask_ptr, drawn_ptr, row_start_ptr, out_path, out_length, out_bonus, out_emitted, deepest
+    parents_ptr,
+    tokens_ptr,
+    mask_ptr,
+    drawn_ptr,
+    row_start_ptr,
+    out_path,
+    out_length,
+    out_bonus,
+    out_emitted,
+    deepest,
+    PDL: tl.constexpr,
 ):
     s = tl.program_id(0)
     i = tl.arange(0, 64)
@@ -71,6 +82,8 @@ def _walk(
     parent = tl.load(parents_ptr + first + i, mask=real, other=-1)
     token = tl.load(tokens_ptr + first + i, mask=real, other=-1)
     mask = tl.load(mask_ptr + first + i, mask=real, other=0)
+    if PDL:  # what is above was there before the draws began
+        tl.extra.cuda.gdc_wait()
     wanted = tl.load(drawn_ptr + first + parent, mask=parent >= 0, other=-1)
     matches = real & ((i == 0) | ((parent >= 0) & (token == wanted) & (wanted >= 0)))
     bits = tl.where(matches, tl.full([64], 1, tl.int64) << i.to(tl.int64), 0)
@@ -95,8 +108,13 @@ def accept(
     drawn: torch.Tensor,
     row_start: torch.Tensor,
     deepest: int,
+    behind_draw: bool = False,
 ) -> Accepted:
-    """The walk alone, of draws that are there: drawn [R] int32. `deepest`: D, rows of the longest path that can be."""
+    """The walk alone, of draws that are there: drawn [R] int32. `deepest`: D, rows of the longest path that can be.
+
+    `behind_draw`: the launch before this one, on this stream, is `draw`, and what else is read here was there before
+    that began; then the walk is launched while the draws run.
+    """
     rows, sequences = len(parents), len(row_start) - 1
     expect("parents", parents, torch.int32, (None,))
     expect("tokens", tokens, torch.int32, (rows,))
@@ -108,8 +126,10 @@ def accept(
     path, emitted = (torch.empty((sequences, deepest), dtype=torch.int32, device=device) for _ in range(2))
     length, bonus = (torch.empty(sequences, dtype=torch.int32, device=device) for _ in range(2))
     if sequences:
+        pdl = behind_draw and not checks.INTERPRETED
         _walk[(sequences,)](
-            parents, tokens, mask, drawn, row_start, path, length, bonus, emitted, deepest, num_warps=2
+            parents, tokens, mask, drawn, row_start, path, length, bonus, emitted, deepest, PDL=pdl, num_warps=2,
+            launch_pdl=pdl,
         )  # fmt: skip
     return Accepted(path, length, bonus, emitted)
 
@@ -126,4 +146,4 @@ def tree_accept(
 ) -> Accepted:
     """Draws a token at every row and follows the draws down every tree. Greedy and seeded sequences in one batch."""
     drawn = draw(logits, laws, depth, row_start)
-    return accept(parents, tokens, mask, drawn, row_start, deepest)
+    return accept(parents, tokens, mask, drawn, row_start, deepest, behind_draw=True)

@@ -4,8 +4,8 @@
     tree       = the first `budget` rows by (-sigma, row)
 
 The same nodes in the same order as the heap, bit for bit: both add the same floats in depth order, and the rows are in
-lexicographic order, so a row's number breaks ties as the heap does. A program holds all costs in registers, finds the
-budget-th least by bisection over their bits, compacts what lies below it and orders these by counting.
+lexicographic order, so a row's number breaks ties as the heap does. A program holds all costs in registers, finds
+few candidates (kernels/gpu/select.py), and orders these by counting.
 
 logprobs [S, L, K] float32, tokens [S, L, K] int32, budgets, caps [S] int32 (read on the device) -> Trees of N nodes.
 Node i is row i + 1 of the verifier's step, the anchor row 0: masks count rows, as kernels/tree_mask.py.
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.checks import at_most, expect
-from kernels.gpu.select import NEVER, choose
+from kernels.gpu.select import NEVER, choose, near_threshold
 from kernels.tree_build import candidates
 from kernels.tree_build import tree_build as build_reference
 from kernels.tree_mask import tree_mask as mask_reference
@@ -85,7 +85,8 @@ def _field(word, d: tl.constexpr, FIELDS: tl.constexpr):
 def _tree_build(
     logprobs_ptr, tokens_ptr, budgets_ptr, caps_ptr, table_ptr, scratch_ptr,
     out_tokens, out_parents, out_depth, out_mask, out_logprobs, out_counts, width, rows,
-    DEPTH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr, FIELDS: tl.constexpr,
+    DEPTH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr, FOUND: tl.constexpr, PLACES: tl.constexpr,
+    FIELDS: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0).to(tl.int64)
     cap = tl.load(caps_ptr + s)
@@ -107,29 +108,53 @@ def _tree_build(
     budget = tl.minimum(tl.maximum(tl.load(budgets_ptr + s), 0), NODES)
     count = tl.minimum(budget, tl.sum(real.to(tl.int32), 0))
     tl.store(out_counts + s, count)
-    chosen = choose(cost, row, count)
-    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    tl.store(scratch_ptr + s * PLACES + place, (cost.to(tl.int64) << 32) | row, mask=chosen)
-    tl.debug_barrier()  # what other threads stored is read back
+    kept = _candidates(cost, row, count, BLOCK, FOUND)
+    place = tl.cumsum(kept.to(tl.int32), 0) - 1
+    scratch_ptr += s * (FOUND + PLACES)
+    tl.store(scratch_ptr + place, (cost.to(tl.int64) << 32) | row, mask=kept)
+    _sort(scratch_ptr, tl.sum(kept.to(tl.int32), 0), FOUND, PLACES)
     _finish(
-        logprobs_ptr, tokens_ptr, table_ptr, scratch_ptr, out_tokens, out_parents, out_depth, out_mask, out_logprobs,
+        tokens_ptr, table_ptr, scratch_ptr + FOUND, out_tokens, out_parents, out_depth, out_mask, out_logprobs,
         s, width, rows, count, DEPTH, NODES, PLACES, FIELDS,
     )  # fmt: skip
 
 
 @triton.jit
+def _candidates(cost, row, count, BLOCK: tl.constexpr, FOUND: tl.constexpr):
+    """[BLOCK] bool, FOUND times true at most: the `count` first, and perhaps more, by the least of each lane."""
+    if BLOCK > 1024:
+        t = near_threshold(tl.min(tl.reshape(cost, (BLOCK // 512, 512)), 0), count)
+    else:
+        t = near_threshold(cost, count)
+    kept = (cost <= t) & (count > 0)
+    if tl.sum(kept.to(tl.int32), 0) > FOUND:  # ties
+        kept = choose(cost, row, count)
+    return kept
+
+
+@triton.jit
+def _sort(scratch_ptr, found, FOUND: tl.constexpr, PLACES: tl.constexpr):
+    """The first PLACES of the distinct keys at scratch, in order, behind them."""
+    tl.debug_barrier()  # what other threads stored is read back
+    i = tl.arange(0, FOUND)
+    key = tl.load(scratch_ptr + i, mask=i < found, other=0)
+    key = tl.where(i < found, key, 0x7FFFFFFF00000000 + i.to(tl.int64))  # behind all others
+    place = tl.sum((key[None, :] < key[:, None]).to(tl.int32), 1)
+    tl.store(scratch_ptr + FOUND + place, key, mask=place < PLACES)
+    tl.debug_barrier()
+
+
+@triton.jit
 def _finish(
-    logprobs_ptr, tokens_ptr, table_ptr, scratch_ptr, out_tokens, out_parents, out_depth, out_mask, out_logprobs,
+    tokens_ptr, table_ptr, sorted_ptr, out_tokens, out_parents, out_depth, out_mask, out_logprobs,
     s, width, rows, count,
     DEPTH: tl.constexpr, NODES: tl.constexpr, PLACES: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
-    """From `count` keys in any order to a tree in order."""
+    """From keys in order to a tree."""
     i = tl.arange(0, PLACES)
     real = i < count
-    key = tl.load(scratch_ptr + s * PLACES + i, mask=real, other=0)
-    key = tl.where(real, key, 0x7FFFFFFF00000000 + i.to(tl.int64))  # behind all others
+    key = tl.load(sorted_ptr + i, mask=real, other=0)
     row = (key & 0xFFFFFFFF).to(tl.int32)
-    place = tl.sum((key[None, :] < key[:, None]).to(tl.int32), 1)
     above = tl.full([PLACES, PLACES], 1, tl.int1)  # [i, j]: j is i or an ancestor of i
     depth = tl.zeros([PLACES], tl.int32)
     rank = tl.zeros([PLACES], tl.int32)
@@ -142,12 +167,12 @@ def _finish(
         depth += (field > 0).to(tl.int32)
         rank = tl.where(field > 0, field - 1, rank)
     above &= real[None, :] & real[:, None]
-    bit = tl.full([PLACES], 1, tl.int64) << (place + 1).to(tl.int64)
+    bit = tl.full([PLACES], 1, tl.int64) << (i + 1).to(tl.int64)
     mask = tl.sum(tl.where(above, bit[None, :], 0), 1) | 1
-    parent = tl.sum(tl.where(above & (depth[None, :] == depth[:, None] - 1), place[None, :] + 1, 0), 1) - 1
+    parent = tl.sum(tl.where(above & (depth[None, :] == depth[:, None] - 1), i[None, :] + 1, 0), 1) - 1
     token = tl.load(tokens_ptr + (s * DEPTH + depth - 1) * width + rank, mask=real, other=0)
     sigma = 0.0 - (key >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    at, fits = s * NODES + place, place < NODES
+    at, fits = s * NODES + i, i < NODES
     tl.store(out_tokens + at, token, mask=fits)
     tl.store(out_parents + at, tl.where(real, parent, -1), mask=fits)
     tl.store(out_depth + at, depth, mask=fits)
@@ -183,10 +208,12 @@ def tree_build(
         ranks = table(depth, nodes, device)
         rows = ranks.shape[1]
         block, places = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(nodes))
-        scratch = torch.empty((sequences, places), dtype=torch.int64, device=device)
+        found = 2 * places
+        scratch = torch.empty((sequences, found + places), dtype=torch.int64, device=device)
         _tree_build[(sequences,)](
             logprobs, tokens, budgets, caps, ranks, scratch, *narrow, mask, sigma, counts, width, rows,
-            DEPTH=depth, NODES=nodes, BLOCK=block, PLACES=places, FIELDS=FIELDS, num_warps=warps_for(block),
+            DEPTH=depth, NODES=nodes, BLOCK=block, FOUND=found, PLACES=places, FIELDS=FIELDS,
+            num_warps=warps_for(block),
         )  # fmt: skip
     return Trees(narrow[0], narrow[1], narrow[2], mask, sigma, counts)
 

@@ -34,4 +34,4 @@ def test_in_the_interpreter() -> None:
 def test_compiled_for_a_card_without_spills(capability: str) -> None:
     """One process a card, for each takes a second to import."""
     out = run("-m", "tests.gpu_compile_trees", capability)
-    assert "8 kernels" in out
+    assert "7 kernels" in out
