@@ -317,3 +317,23 @@ async def test_liveness_is_an_answer_and_readiness_what_it_says(starting: Servic
     (tmp_path / "ready").touch()
     await soon(lambda: probe.main([address]) == 0)
     assert probe.main(["127.0.0.1:1", "--live", "--timeout", "1"]) == 1
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_hangup_reads_files_again_and_ends_nothing(tmp_path: Path, *, named: bool) -> None:
+    """By default the signal ends a process; `systemctl reload` sends it, also where there is no file."""
+    limits, ready = tmp_path / "limits", tmp_path / "ready"
+    ready.touch()
+    limits.write_text("HEDGEROW_TRACE_RATIO=0.5\n")
+    service = Service("tests.echo_service", ready_file=ready, grace=1, **({"limits_file": limits} if named else {}))
+    try:
+        async with open_channel(f"127.0.0.1:{service.port}") as channel:
+            waiting = asyncio.create_task(call(channel, "UnaryUnary", b"wait 0.5"))
+            assert await call(channel, "UnaryUnary", b"x") == [b"x"]
+            service.process.send_signal(signal.SIGHUP)
+            assert await waiting == [b"wait 0.5"]
+            if named:
+                await soon(lambda: "taken again" in service.text, what="an answer to SIGHUP")
+            assert service.process.poll() is None
+    finally:
+        service.stop()

@@ -13,6 +13,8 @@ import pytest
 from hedgerow.cli.command import FAILED, INTERRUPTED, NOBODY_THERE, REFUSED
 from hedgerow.cli.main import main
 from hedgerow.cli.show import COLOURS, RESET
+from hedgerow.cli.status import row
+from hedgerow.client import ProcessStatus
 from hedgerow.errors import Internal, InvalidRequest, NotFound, Unavailable
 from tests.unit.client_gateway import ScriptedGateway, chunk, digest, finished, for_ever, started
 from tests.unit.test_client_sync import served
@@ -287,3 +289,9 @@ def test_bytes_that_are_no_text_are_refused(
     assert said.count(" is not allowed: ") == 4
     assert "prompt: 'standard input' is not allowed: UTF-8 text" in said
     assert "messages[0].content: '\\udcff' is not allowed" in said
+
+
+def test_status_says_which_limits_and_keys_are_in_force() -> None:
+    facts = {"owner": "ab", "limits": "generation 3 of 2026-01-02 03:04:05 UTC", "api keys": "generation 1 of 2026"}
+    told = ProcessStatus("a:1", "gateway", "0.1.0", 7.0, True, False, {}, facts, {})
+    assert row("a:1", told)[-1] == f"limits {facts['limits']}, api keys generation 1 of 2026"
