@@ -125,7 +125,14 @@ async def left(client: AsyncClient, began: asyncio.Event) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "hang"), [("gateway", "verifier"), ("gateway", "kvstore"), ("kvstore", "redis"), ("verifier", "drafter")]
+    ("name", "hang"),
+    [
+        ("gateway", "verifier"),
+        ("gateway", "kvstore"),
+        ("kvstore", "redis"),
+        ("verifier", "drafter"),
+        ("drafter", "verifier"),
+    ],
 )
 async def test_with_a_stream_in_flight_and_a_peer_that_hangs(
     name: str, hang: str, models: Models, tmp_path: Path
@@ -143,22 +150,24 @@ async def test_with_a_stream_in_flight_and_a_peer_that_hangs(
             await asyncio.gather(reading, return_exceptions=True)
 
 
-@pytest.mark.parametrize("name", ["gateway", "verifier", "kvstore"])
+@pytest.mark.parametrize("name", SERVICES)
 async def test_the_second_sigterm_ends_a_drain_at_once(name: str, models: Models, tmp_path: Path) -> None:
     with serving(models, tmp_path, grace=30) as made:
         async with AsyncClient(f"127.0.0.1:{made['gateway'].port}", retry=Retry.never()) as client:
             began = asyncio.Event()
             reading = asyncio.create_task(left(client, began))
             await asyncio.wait_for(began.wait(), 20)
-            made["gateway" if name == "kvstore" else name].process.send_signal(signal.SIGCONT)
             if name == "kvstore":  # its own drain is short; a Redis that hangs makes it long
                 os.kill(made["redis"].pid, signal.SIGSTOP)
+            if name == "drafter":  # a verifier that hangs keeps its stream open
+                made["verifier"].process.send_signal(signal.SIGSTOP)
             process = made[name].process
             process.send_signal(signal.SIGTERM)
             await soon(lambda: "event=draining" in made[name].text or process.poll() is not None)
             process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(ends, process, 0.0) in (-signal.SIGTERM, 0)
             os.kill(made["redis"].pid, signal.SIGCONT)
+            made["verifier"].process.send_signal(signal.SIGCONT)
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
