@@ -112,9 +112,9 @@ class Gateways:
             self._channels[address] = open_channel(address, OPTIONS, self._tls)
         return self._channels[address]
 
-    def decode(self, error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
+    def decode(self, error: grpc.aio.AioRpcError, address: str, within: float | None = None) -> HedgerowError:
         """As `decode`; where TLS failed, in words that name the files."""
-        told = decode(error, address)
+        told = decode(error, address, within)
         meaning = hint(told.message) if never_sent(told) else None
         if meaning is None:
             return told
@@ -164,7 +164,7 @@ class Gateways:
         try:
             return await getattr(self.stub(address), method)(request, timeout=within, metadata=self.metadata(tenant))
         except grpc.aio.AioRpcError as failed:
-            raise self.decode(failed, address) from None
+            raise self.decode(failed, address, within) from None
         except asyncio.CancelledError:
             if self._closed and (task is None or task.cancelling() == cancels):  # it was the call, not the caller
                 raise Cancelled(CLOSED) from None

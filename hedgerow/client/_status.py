@@ -45,14 +45,17 @@ CODES: Mapping[grpc.StatusCode, type[HedgerowError]] = {
 }
 
 
-def decode(error: grpc.aio.AioRpcError, address: str) -> HedgerowError:
+def decode(error: grpc.aio.AioRpcError, address: str, within: float | None = None) -> HedgerowError:
     """The error that the gateway at `address` sent; where none came from it, what the code says. Never raises.
 
+    `within`: the call's own limit in seconds, which gRPC does not name when it is over.
     An error without `metadata["reason"]` was not sent by a gateway: its outcome is unknown, unless `never_sent` says
     that there was no connection.
     """
     status = _status(error)
     if status is None:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and within is not None:
+            return errors.DeadlineExceeded(f"no end within {within:.3g} s", metadata={"timeout": within})
         return _unsent(error, address)
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     retry_after = None

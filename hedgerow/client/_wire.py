@@ -142,7 +142,7 @@ class Wire:
                 self._first = self._first or asyncio.ensure_future(call.read())
                 answer = await asyncio.shield(self._first)
         except grpc.aio.AioRpcError as failed:
-            raise self._gateways.decode(failed, self._address) from None
+            raise self._gateways.decode(failed, self._address, self._timeout) from None
         except DecodeError as error:
             raise Internal(f"gateway at {self._address}: an answer that cannot be read: {error}") from None
         if answer is EOF:

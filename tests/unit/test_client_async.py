@@ -188,10 +188,16 @@ async def test_nobody_there_names_the_address() -> None:
             await client.complete("x")
 
 
-async def test_the_timeout_of_a_call_is_raised() -> None:
-    async with gateway([started(), for_ever]) as server, AsyncClient(server.address) as client:
-        with pytest.raises(DeadlineExceeded):
-            await client.complete("x", timeout=0.2)
+async def test_the_timeout_of_a_call_is_raised_with_its_value() -> None:
+    """gRPC says "Stream removed (Deadline Exceeded)", and not which."""
+    async with gateway([started(), for_ever]) as server:
+        async with AsyncClient(server.address) as client:
+            with pytest.raises(DeadlineExceeded, match=r"^no end within 0\.2 s$"):
+                await client.complete("x", timeout=0.2)
+        async with AsyncClient(server.address, timeout=0.25) as client:
+            server.refused = [for_ever]
+            with pytest.raises(DeadlineExceeded, match=r"^no end within 0\.25 s$"):
+                await client.models()
 
 
 async def test_the_other_calls() -> None:
