@@ -32,8 +32,8 @@ DRIVEN = (
     *("services/gateway/*.py", "services/kvstore/*.py", "services/kvstore/scripts/*.lua", "services/verifier/*.py"),
     "tests/simulation/*.py",
 )
-PART = 500  # schedules whose result is one file
-COLLECT = 50  # schedules after which a worker frees what they left
+PART = 100  # schedules whose result is one file
+COLLECT = 20  # schedules after which a worker frees what they left
 SHOWN = 20  # failing seeds that are printed
 
 

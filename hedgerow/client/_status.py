@@ -107,3 +107,9 @@ def _build(
         error.field, error.value = metadata.get("field", ""), metadata.get("value", "")
         error.limit = metadata.get("limit", "")
     return error
+
+
+def is_gone(error: HedgerowError) -> bool:
+    """Whether the store has nothing of the session, not even that it once was: it has lost it."""
+    lost = isinstance(error, errors.LostSuffix) and error.metadata.get("stored_digest") == ""
+    return lost or isinstance(error, errors.SessionUnknown)

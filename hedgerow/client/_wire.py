@@ -15,7 +15,7 @@ from hedgerow.client import _convert, _trace
 from hedgerow.client._gateways import Gateways
 from hedgerow.client._order import Order
 from hedgerow.client._retry import Patience
-from hedgerow.client._status import never_sent
+from hedgerow.client._status import is_gone, never_sent
 from hedgerow.client._types import Event, Finished, Position, Started
 from hedgerow.errors import (
     Cancelled,
@@ -24,7 +24,6 @@ from hedgerow.errors import (
     Internal,
     Overloaded,
     SessionFailed,
-    SessionUnknown,
     Unavailable,
 )  # fmt: skip
 from hedgerow.v1 import gateway_pb2 as pb
@@ -71,7 +70,7 @@ class Wire:
         self._address, self._began = "", 0.0
         self._patience, self._tries, self._may_have_begun = Patience(gateways.retry), 0, False
         self._refusals, self._call_began = Patience(gateways.retry), False
-        self._lost: SessionUnknown | None = None
+        self._lost: HedgerowError | None = None
         self._asked_again = False
         self.position = self.order.position
         self._ready: list[tuple[Event, Position]] = []
@@ -234,7 +233,7 @@ class Wire:
     def _asks_again(self, error: HedgerowError) -> bool:
         """The store has lost a session with its prompt: the same request makes the same one, token for token. Once."""
         begun = self.order.started is not None and self._tries > 0
-        if not (isinstance(error, SessionUnknown) and begun and self._asked and self._detach) or self._asked_again:
+        if not (is_gone(error) and begun and self._asked and self._detach) or self._asked_again:
             return False
         self._lost, self._asked_again = error, True
         return True

@@ -122,9 +122,10 @@ class Reader:
 
 
 def lost_suffix(session_id: str, offset: int, claim: bytes, there: int, stored: bytes) -> LostSuffix:
-    """A client has `offset` tokens with the digest `claim`; of the log's `there` tokens the digest is `stored`."""
+    """A client has `offset` tokens with the digest `claim`; of the log's `there` tokens the digest is `stored`,
+    empty: there is no log."""
     return LostSuffix(
         f"session {session_id}: of {offset} tokens your digest is {claim.hex() or 'not given'}, "
-        f"of the log's {there} it is {stored.hex()}",
+        + (f"of the log's {there} it is {stored.hex()}" if stored else "and the store has nothing of it"),
         metadata={"token_offset": offset, "digest": claim.hex(), "stored_offset": there, "stored_digest": stored.hex()},
     )

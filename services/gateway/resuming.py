@@ -18,7 +18,7 @@ from services.gateway.following import Following, Times, ended
 from services.gateway.leases import FIRST_DELAY, LAST_DELAY, persist
 from services.gateway.messages import Growth, Stored
 from services.gateway.position import START, Position, check_position, check_range
-from services.gateway.reader import Reader
+from services.gateway.reader import Reader, lost_suffix
 from services.gateway.session import Session
 from services.gateway.table import SessionTable
 from services.gateway.takeover import TakeOver
@@ -79,7 +79,7 @@ class Resuming:
         """
         session = self.running(session_id)
         if session is None:
-            stored = await self._stored(session_id, patient=bool(at.digest))
+            stored = await self._stored(session_id, at)
             allow(stored.record)
             await check_position(at, stored, self._pieces)
             if stored.state.finish:
@@ -121,8 +121,10 @@ class Resuming:
         for following in list(self._following.values()):
             following.stop(error)
 
-    async def _stored(self, session_id: str, *, patient: bool) -> Stored:
-        """`patient`: a session that is not there is waited for, as its owner may write it again."""
+    async def _stored(self, session_id: str, at: Position) -> Stored:
+        """Where a client shows that it has something of a session that is not there, that is waited for: its owner may
+        write it again. Raises LostSuffix where nobody does, and nobody can make it again without its prompt.
+        """
         await self._takeover.settled(session_id)
         loop, delay = asyncio.get_running_loop(), FIRST_DELAY
         end = loop.time() + self._times.repair
@@ -130,7 +132,11 @@ class Resuming:
             try:
                 return await self._store.get(session_id)
             except SessionUnknown:
-                if not patient or loop.time() >= end:
+                if not at.digest:
+                    raise
+                if loop.time() >= end:
+                    if at.tokens:
+                        raise lost_suffix(session_id, at.tokens, at.digest, 0, b"") from None
                     raise
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, LAST_DELAY)

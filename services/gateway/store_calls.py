@@ -67,7 +67,7 @@ class StoreCalls:
     async def create(self, record: Record, digest: bytes) -> Created:
         """Write a session's record, or find what is there."""
         request = kv.CreateSessionRequest(
-            record=convert_store.record_pb(record), owner=self.owner, digest=digest, ttl_ms=int(self.retention * 1000)
+            record=convert_store.record_pb(record), owner=self.owner, digest=digest, ttl_ms=self._retention_ms
         )
         before = self._at
         created = convert_store.created(await self._ask("CreateSession", request, trace=record.trace))
@@ -86,6 +86,10 @@ class StoreCalls:
         answer: kv.MarkCancelResponse = await self._ask("MarkCancel", kv.MarkCancelRequest(session_id=session_id))
         return answer.was_running
 
+    @property
+    def _retention_ms(self) -> int:
+        return int(self.retention * 1000)
+
     async def acquire(
         self, record: Record, *, floor: int = 0, repair: bool = False, only_expired: bool = True
     ) -> Granted:
@@ -100,7 +104,7 @@ class StoreCalls:
         )  # fmt: skip
         if repair:
             request.record.CopyFrom(convert_store.record_pb(record))
-            request.digest = digest.first(record.session_id, record.prompt)
+            request.digest, request.ttl_ms = digest.first(record.session_id, record.prompt), self._retention_ms
         return convert_store.granted(await self._ask("AcquireLease", request, trace=record.trace))
 
     async def release(self, record: Record, epoch: int) -> State:

@@ -113,9 +113,9 @@ def lost_session(request: kvstore_pb2.AcquireLeaseRequest, config: KvStoreConfig
         return None
     record = request.record
     _checked("record.session_id", record.session_id, record.session_id == request.session_id, "equal to session_id")
-    same = request.birth in (b"", record.birth)
-    _checked("record.birth", record.birth, same, "equal to birth")
-    creation = kvstore_pb2.CreateSessionRequest(record=record, owner=request.owner, digest=request.digest)
+    _checked("record.birth", record.birth, request.birth in (b"", record.birth), "equal to birth")
+    create, owned = kvstore_pb2.CreateSessionRequest, request.owner
+    creation = create(record=record, owner=owned, digest=request.digest, ttl_ms=request.ttl_ms)
     return new_session(creation, config)._replace(epoch=epoch_floor(request.epoch_floor) + 1)
 
 

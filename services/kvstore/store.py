@@ -106,6 +106,8 @@ class Store:
         answer = await self._change(self._release, session_id, b"%d" % lease.epoch, lease.owner, birth)
         if answer.status != Status.OK:
             self._left(entered, answer.state, NOBODY)
+            if left is not None:
+                self._left(left, answer.state, lease.owner)
             raise refusal(session_id, *answer, lease.epoch)
         if left is not None:
             self.index.leave(left)

@@ -15,7 +15,15 @@ import redis
 from hedgerow.errors import Fenced, InvalidRequest, SessionDeleted, SessionExpired, SessionUnknown
 from hedgerow.v1 import common_pb2
 from hedgerow.v1 import kvstore_pb2 as pb
-from services.kvstore.keys import SHARDS, owner_keys, owner_shard, owners_key, released_key, session_shard
+from services.kvstore.keys import (
+    SHARDS,
+    owner_keys,
+    owner_shard,
+    owners_key,
+    released_key,
+    session_keys,
+    session_shard,
+)
 from tests.kvstore_calls import Gateway, Session, error_of, gateway_on, soon_it_is
 from tests.redis_servers import Service, inspector, kvstore, redis_server  # noqa: F401  (fixtures)
 
@@ -203,6 +211,21 @@ async def test_refused_calls_leave_nothing_in_an_index_and_take_nothing_out(
     assert inspector.zrange(owner_keys(other).sessions, 0, -1) == []
 
 
+async def test_a_release_that_comes_too_late_takes_its_session_out_of_the_index(
+    gateway: Gateway,
+    session: Session,
+    inspector: redis.Redis,  # noqa: F811
+) -> None:
+    """It stayed in the index of its former owner for as long as that lived."""
+    other, key = secrets.token_bytes(16), owner_keys(session.owner).sessions
+    await gateway.stub.AcquireLease(acquire(session, other))
+    assert isinstance(await error_of(gateway.stub.ReleaseLease(release(session))), Fenced)
+    await renew(gateway, session.owner)
+    assert inspector.zrange(key, 0, -1) == []
+    assert inspector.zrange(owner_keys(other).sessions, 0, -1) == [session.session_id.encode()]
+    assert inspector.zscore(released_key(session_shard(session.session_id)), session.session_id) is None
+
+
 async def test_stale_members_are_dropped_when_found_but_not_young_ones(
     gateway: Gateway,
     session: Session,
@@ -285,6 +308,18 @@ async def test_lost_session_is_repaired_by_only_expired_too(gateway: Gateway) ->
     lost = Session()
     answer = await gateway.stub.AcquireLease(repair(lost, 3, only_expired=True))
     assert answer.lease == common_pb2.Lease(epoch=4, owner=lost.owner)
+
+
+async def test_a_lost_session_is_written_again_with_its_own_life(
+    gateway: Gateway,
+    inspector: redis.Redis,  # noqa: F811
+) -> None:
+    """It got the store's default, whatever the gateway keeps its sessions for."""
+    brief, usual = Session(), Session()
+    await gateway.stub.AcquireLease(repair(brief, 3, ttl_ms=60_000))
+    await gateway.stub.AcquireLease(repair(usual, 3))
+    lives = [inspector.pttl(session_keys(each.session_id)[0]) for each in (brief, usual)]
+    assert 60_000 < lives[0] + 1000 <= 65_000 < lives[1]
 
 
 async def test_of_many_repairs_at_once_each_has_an_epoch_of_its_own(gateway: Gateway) -> None:

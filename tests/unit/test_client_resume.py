@@ -174,9 +174,11 @@ async def test_a_later_process_goes_on_from_a_position() -> None:
             await client.resume("s1").result()
 
 
-async def test_a_session_that_the_store_lost_is_asked_for_again_and_gone_on_with() -> None:
+@pytest.mark.parametrize("unknown", [SessionUnknown("s1"), LostSuffix("gone", metadata={"stored_digest": ""})])
+async def test_a_session_that_the_store_lost_is_asked_for_again_and_gone_on_with(
+    unknown: SessionUnknown | LostSuffix,
+) -> None:
     """With its prompt gone only the client can bring it back; the gateway checks its digest at the offset."""
-    unknown = SessionUnknown("s1")
     again = [started(), chunk(0, [1], "ä"), for_ever]
     scripts = [*BROKEN, AWAY], [unknown], again, REST
     async with gateway(*scripts) as server, AsyncClient(server.address, retry=QUICK) as client:
@@ -184,7 +186,7 @@ async def test_a_session_that_the_store_lost_is_asked_for_again_and_gone_on_with
         assert len({request.idempotency_key for request in server.requests}) == 1
         assert [(r.token_offset, r.digest) for r in server.resumes] == [(2, digest(2))] * 2
         server.scripts = [[*BROKEN, AWAY], [unknown], [started("s2"), for_ever]]
-        with pytest.raises(SessionUnknown):
+        with pytest.raises(type(unknown)):
             await client.complete("x")
         await asyncio.wait_for(server.idle.wait(), 5)
     assert server.cancels == ["s2"], "what was begun in vain is ended"

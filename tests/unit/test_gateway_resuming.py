@@ -369,6 +369,17 @@ async def test_a_session_that_the_store_lost_is_waited_for_and_then_lost(
         assert isinstance(reader.session.error, LostSuffix)
 
 
+async def test_tokens_of_a_session_that_nobody_writes_again_are_told_as_lost(store: SharedStore, b: Side) -> None:
+    """It was SESSION_UNKNOWN, as if the client had made the session up."""
+    with pytest.raises(LostSuffix) as raised:
+        await b.find(Position(3, at(3)))
+    values = {"token_offset": "3", "digest": at(3).hex(), "stored_offset": "0", "stored_digest": ""}
+    assert {name: raised.value.metadata[name] for name in values} == values
+    for position in (Position(3), Position(0, at(0))):
+        with pytest.raises(SessionUnknown):
+            await b.find(position)
+
+
 async def test_a_client_with_tokens_waits_for_a_session_that_its_owner_writes_again(
     store: SharedStore, b: Side
 ) -> None:
