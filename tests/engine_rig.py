@@ -13,8 +13,8 @@ from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, Sampling, TreeNodes
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.model.cache import LatentCache
-from hedgerow.model.dflash import DFlashModel
-from hedgerow.model.k2 import K2Model
+from hedgerow.model.compiled import CompiledCache
+from hedgerow.model.select import Engine, load_drafter, load_target
 from tests.tiny import TinyTarget, write_tiny
 
 SETTINGS = {
@@ -28,13 +28,13 @@ VOCABULARY = [bytes([token % 256]) for token in range(512)]
 
 
 class Rig:
-    """Models of one seed, and plain decodings of them that are computed once."""
+    """Models of one seed on one engine, and plain decodings of them that are computed once."""
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    def __init__(self, folder: Path, seed: int = 0, engine: Engine = "torch") -> None:
         # few layers: the tests compare tokens by the ten thousand, and every op is there with two
         paths = write_tiny(folder, TinyTarget(layers=2), seed=seed)
-        self.model = K2Model.load(paths.target, paths.feature_layers)
-        self.draft_model = DFlashModel.load(paths.drafter, paths.target)
+        self.model = load_target(paths.target, paths.feature_layers, engine)
+        self.draft_model = load_drafter(paths.drafter, paths.target, engine)
         self._plain: dict[str, list[int]] = {}
 
     def engine(self, **limits: int) -> VerifierEngine:
@@ -116,13 +116,23 @@ def oracle(jobs: Sequence[Job], texts: dict[str, list[int]], seed: int = 0) -> O
     return Oracle({n: [*job.prompt, *texts[job.name]] for n, job in enumerate(ordered, 1)}, seed)
 
 
-def latent_cache(engine: VerifierEngine) -> LatentCache:
-    assert isinstance(engine.cache, LatentCache)
-    return engine.cache
-
-
 def latents(engine: VerifierEngine, pages: Sequence[int], positions: int) -> torch.Tensor:
     """[layers, positions, width] of the positions 0 .. positions - 1 that lie in `pages`."""
-    size = engine.cache.page_size
+    size, cache = engine.cache.page_size, engine.cache
     slots = [pages[p // size] * size + p % size for p in range(positions)]
-    return torch.stack([layer[slots] for layer in latent_cache(engine).layers])
+    if isinstance(cache, CompiledCache):  # which keeps the latents twice
+        return torch.cat((cache.read(slots), cache.latents.flatten(1, 2)[:, slots]), -1)
+    assert isinstance(cache, LatentCache)
+    return cache.data[:, slots]
+
+
+def spoil(engine: VerifierEngine, slots: Sequence[int]) -> None:
+    """Overwrites slots that nothing may read as a key or a value again; finite, since masked places are read."""
+    cache, size = engine.cache, engine.cache.page_size
+    if isinstance(cache, CompiledCache):
+        at = torch.tensor(slots)
+        cache.keys[:, at // size, :, at % size] = 1e4
+        cache.latents.flatten(1, 2)[:, slots] = 1e4
+        return
+    assert isinstance(cache, LatentCache)
+    cache.data[:, slots] = 1e4

@@ -13,16 +13,19 @@ from bench.drive import Job, drive_now
 from hedgerow.engine.step import NoDrafter
 from hedgerow.engine.types import DraftAnswer, DraftBatch, Sampling
 from hedgerow.engine.verifier import VerifierEngine
-from tests.engine_rig import Oracle, Rig, latent_cache, latents, oracle, prompt
+from tests.compiled_builds import missing_compiler
+from tests.engine_rig import Oracle, Rig, latents, oracle, prompt, spoil
 
 PROMPT, TOKENS = 70, 70
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+@pytest.fixture(scope="module", params=["torch", "compiled"])
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    if request.param == "compiled" and missing_compiler():
+        pytest.skip(missing_compiler())
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Rig(tmp_path_factory.mktemp("tiny"), seed=3)
+    yield Rig(tmp_path_factory.mktemp("tiny"), seed=3, engine=request.param)
     torch.set_num_threads(threads)
 
 
@@ -115,7 +118,6 @@ def test_rejected_branch_leaves_nothing_behind(rig: Rig, job: Job) -> None:
     job = replace(job, budget=32)
     expected = rig.plain_all([job])
     engine = rig.engine()
-    cache = latent_cache(engine)
 
     class Spoiled(Oracle):
         async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
@@ -123,7 +125,7 @@ def test_rejected_branch_leaves_nothing_behind(rig: Rig, job: Job) -> None:
             if sequence is not None and sequence.pages:
                 kept = {sequence.pages[p // 64] * 64 + p % 64 for p in range(sequence.cached)}
                 rest = [slot for slot in range(engine.pool.pages * 64) if slot not in kept]
-                cache.data[:, rest] = 1e4
+                spoil(engine, rest)
             return await super().draft(batch)
 
     drafter = Spoiled({1: [*job.prompt, *expected["s"]]}, seed=1)
