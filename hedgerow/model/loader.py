@@ -50,7 +50,7 @@ class Checkpoint:
         self._files = weight_files(folder)
         for path in set(self._files.values()):
             check_whole(path)
-        self._open = {path: safe_open(path, framework="pt") for path in set(self._files.values())}
+        self._open = {path: opened(path) for path in set(self._files.values())}
         nested = any(name.startswith("language_model.") for name in self._files)
         self.prefix = "language_model." if nested else ""
 
@@ -124,12 +124,22 @@ def read_header(path: Path) -> dict[str, Any]:
             header = json.loads(file.read(length))
     except FileNotFoundError:
         raise CheckpointError(path, "", "the file", "missing") from None
+    except OSError as error:
+        raise CheckpointError(path, "", "a file that can be read", error.strerror) from None
     except ValueError as error:
         raise CheckpointError(path, "", "a safetensors header", str(error)) from None
     if not isinstance(header, dict):
         raise CheckpointError(path, "", "a safetensors header", type(header).__name__)
     header.pop("__metadata__", None)
     return header
+
+
+def opened(path: Path) -> Any:
+    """The file, mapped. Raises CheckpointError where its header contradicts itself."""
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(path, "", "a safetensors file", str(error)) from None
 
 
 def check_whole(path: Path) -> None:

@@ -118,6 +118,35 @@ def test_a_file_that_is_no_safetensors_is_refused(paths: TinyPaths, content: byt
     assert error.value.file in (file, paths.drafter)
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F99", "shape": [4], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [5], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [3], "data_offsets": [4, 16]},
+        {"dtype": "F32", "shape": [1 << 62, 1 << 62], "data_offsets": [0, 16]},
+        {"dtype": "F32", "data_offsets": [0, 16]},
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused_with_its_file(paths: TinyPaths, entry: dict[str, Any]) -> None:
+    """Its length was right, so the service failed with the traceback of another library."""
+    file, header = paths.drafter / "model.safetensors", json.dumps({"norm.weight": entry}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(CheckpointError) as error:
+        DFlashModel.load(paths.drafter, paths.target)
+    assert error.value.file == file
+
+
+def test_a_file_that_cannot_be_read_is_named(paths: TinyPaths) -> None:
+    """A folder of its name; a file of somebody else's is the same."""
+    file = paths.drafter / "model.safetensors"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(CheckpointError, match="a file that can be read") as error:
+        DFlashModel.load(paths.drafter, paths.target)
+    assert error.value.file == file
+
+
 def test_a_missing_file_of_the_index_is_named(paths: TinyPaths) -> None:
     file = paths.target / "model-00001-of-00002.safetensors"
     file.unlink()
