@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import socket
 import subprocess
@@ -177,7 +178,7 @@ def test_output_that_cannot_be_written_is_one_line_and_ends_the_session(argument
 def test_closed_standard_streams_are_no_traceback(closed: str) -> None:
     """Python has None for each of them then."""
     with served([started(), chunk(0, [1], "a"), finished("LENGTH", 1)]) as (server, _):
-        line = f"{sys.executable} -m hedgerow.cli %s --address {server.address} {closed}"
+        line = f"{shlex.quote(sys.executable)} -m hedgerow.cli %s --address {server.address} {closed}"
         for arguments, status in (("generate x", 0), ("models", 0), ("chat", 0), ("resume s1 --digest x", 2)):
             done = subprocess.run(line % arguments, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=30,
                                   stdin=subprocess.DEVNULL, check=False)  # fmt: skip

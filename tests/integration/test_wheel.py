@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import venv
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+ASIDE = ("README.md", "LICENSE", "NOTICE")
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +20,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     # from a copy, so that setuptools leaves no build/ or egg-info in the checkout
     source = tmp_path_factory.mktemp("source")
-    subprocess.run(
-        f"git -C {ROOT} ls-files -z --cached --others --exclude-standard"
-        " hedgerow pyproject.toml README.md LICENSE NOTICE"
-        f" | tar -C {ROOT} --null -T - -cf - | tar -C {source} -xf -",
-        shell=True,
-        check=True,
-    )
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "hedgerow", "pyproject.toml", *ASIDE]
+    for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines():
+        if (ROOT / name).is_file():  # one that is deleted and not committed yet is listed too
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(out), str(source)]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     return next(out.glob("*.whl"))
