@@ -273,16 +273,14 @@ class MemoryRedis:
         return None if score is None else _score(score)
 
     def _zrange_(self, key: bytes, first: bytes, last: bytes, *options: bytes) -> list[bytes]:
+        names = [option.upper() for option in options]
+        if names[:2] == [b"BYSCORE", b"REV"]:
+            return _limited([pair for pair in self._sorted(key)[::-1] if _within(pair[1], last, first)], names)
         return _listed(_slice(self._sorted(key), int(first), int(last)), options)
 
     def _zrangebyscore_(self, key: bytes, low: bytes, high: bytes, *options: bytes) -> list[bytes]:
         found = [pair for pair in self._sorted(key) if _within(pair[1], low, high)]
-        names = [option.upper() for option in options]
-        if b"LIMIT" in names:
-            at = names.index(b"LIMIT")
-            skip, most = int(options[at + 1]), int(options[at + 2])
-            found = found[skip : skip + most if most >= 0 else None]
-        return _listed(found, names)
+        return _limited(found, [option.upper() for option in options])
 
     def _zremrangebyscore_(self, key: bytes, low: bytes, high: bytes) -> int:
         gone = [member for member, score in self._sorted(key) if _within(score, low, high)]
@@ -318,6 +316,14 @@ def _within(score: float, low: bytes, high: bytes) -> bool:
     above = score > float(low[1:]) if low.startswith(b"(") else score >= float(low)
     below = score < float(high[1:]) if high.startswith(b"(") else score <= float(high)
     return above and below
+
+
+def _limited(pairs: list[tuple[bytes, float]], names: Sequence[bytes]) -> list[bytes]:
+    if b"LIMIT" in names:
+        at = names.index(b"LIMIT")
+        skip, most = int(names[at + 1]), int(names[at + 2])
+        pairs = pairs[skip : skip + most if most >= 0 else None]
+    return _listed(pairs, names)
 
 
 def _listed(pairs: list[tuple[bytes, float]], options: Sequence[bytes]) -> list[bytes]:

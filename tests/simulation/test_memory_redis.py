@@ -64,6 +64,7 @@ class Calls:
             "stamp": ((b"sim:{x}:index",), (member, b"1000", chance.choice((b"GT", b"")), b"60000")),
             "unstamp": ((b"sim:{x}:index",), (member, b"", b"0")),
             "page": ((b"sim:{x}:index",), (b"0", b"2")),
+            "newest": ((b"sim:{x}:index",), (chance.choice((b"", b"5", b"9" * 16)), b"2")),
             "notify": ((b"sim:{x}:cancelled",), (member, b"60000", b"channel", b"message")),
             "renew": ((b"sim:{x}:alive", b"sim:{x}:cancelled", b"sim:{x}:index"), (b"60000", b"90000")),
         }
@@ -88,7 +89,7 @@ def same(name: str, ours: Any, real: Any) -> bool:
         return type(ours) is type(real) and str(ours).split()[0] == str(real).split()[0]
     if name == "stamp":
         return abs(float(ours) - float(real)) < 5e6
-    if name == "page":
+    if name in ("page", "newest"):
         return ours[::2] == real[::2]
     if name in ("renew", "find_prefix"):  # a set has no order; scores are times
         return sorted(ours) == sorted(real)
