@@ -19,7 +19,7 @@ LAWS = {
     "T=0.8 top-k 50 top-p 0.95": GREEDY._replace(temperature=0.8, top_k=50, top_p=0.95),
     "T=1 top-p 0.95 min-p 0.02": GREEDY._replace(temperature=1.0, top_p=0.95, min_p=0.02),
 }
-LIMITS = {"greedy": 8.0, "T=0.8 top-k 50 top-p 0.95": 60.0, "T=1 top-p 0.95 min-p 0.02": 60.0}
+LIMITS = {"greedy": 8.0, "T=0.8 top-k 50 top-p 0.95": 60.0}
 
 
 def numbers(count: int, value: int = 0) -> torch.Tensor:

@@ -11,8 +11,8 @@ size alone, so a row's token depends on its logits and its law, bit for bit, and
 the CPU's forms the last bits of exponentials, logarithms and sums differ, so a token may where two candidates are that
 near to each other: another fingerprint.
 
-A top-k of at most 256 leaves few candidates, and everything else is done on these in registers. Otherwise a filter's
-border is found by bisection over the logits' bits, one pass over the row a step, out of the nearest cache.
+A top-k of at most 128 leaves few candidates, and everything else is done on these, sorted, in registers. Otherwise a
+filter's border is found by bisection over the logits' bits, one pass over the row a step, out of the nearest cache.
 All columns must be here: of a vocabulary split among ranks, gather a row's logits on one of them first.
 
 logits [R, V], depth [R] int32, row_start [S + 1] int32: rows of sequence s are row_start[s] .. row_start[s + 1] - 1.
@@ -28,24 +28,14 @@ import triton.language as tl
 
 from kernels.gpu import checks
 from kernels.gpu.checks import FLOATS, expect
-from kernels.gpu.select import (
-    NEVER,
-    UNROLL,
-    border_of,
-    cut,
-    disordered,
-    gather_row,
-    near_threshold,
-    ordered,
-    tile_of,
-)  # fmt: skip
+from kernels.gpu.select import UNROLL, border_of, disordered, gather_row, ordered, sort_few, tile_of
 from kernels.sample import Law
 from kernels.sample import sample as sample_reference
 
 TEST_SHAPES = [(1, 1, 7), (2, 3, 509), (3, 2, 64), (1, 2, 4500)]  # (S, most rows of one sequence, V)
 BENCH_SHAPES = [(8, 16, 20480), (1, 8, 20480), (1, 16, 163840), (8, 16, 4096)]
 TILE = 4096  # logits that a program takes at a time
-PLACES = 1024  # for the candidates of a row; a top-k of a quarter of them is drawn from these alone
+PLACES = 256  # for the candidates of a row; a top-k of half of them is drawn from these alone
 NO_ID = tl.constexpr(0x7FFFFFFF)  # every id is less
 FRACTIONS = ("temperature", "top_p", "min_p")
 NO_TOKEN = -1  # of padding, and of a row without a largest finite logit or with a NaN
@@ -160,37 +150,21 @@ def _few(
     row_ptr, best, top_k, top_p, min_p, peak, scale, seed, position, sample, scratch_ptr, vocabulary,
     TILES: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """The draw where top-k keeps MOST_FEW or fewer: all filters on the candidates, in registers."""
-    found = gather_row(row_ptr, best, top_k, scratch_ptr, vocabulary, TILES, TILE, LANES, PLACES)
+    """The draw where top-k keeps few: the candidates in order, and all filters on them."""
+    found, _ = gather_row(row_ptr, best, top_k, 0.0, scratch_ptr, vocabulary, False, TILES, TILE, LANES, PLACES)
+    key, place = sort_few(scratch_ptr, found, PLACES)
+    tl.debug_barrier()  # all is read before it is written
+    tl.store(scratch_ptr + place, key)
+    tl.debug_barrier()
     j = tl.arange(0, PLACES)
-    key = tl.load(scratch_ptr + j, mask=j < found, other=0)
-    cost = tl.where(j < found, (key >> 32).to(tl.int32), NEVER)
+    key = tl.load(scratch_ptr + j)
     id = (key & 0x7FFFFFFF).to(tl.int32)
-    t = near_threshold(cost, top_k)
-    t, last = t, cut(cost, id, t, tl.sum((cost <= t).to(tl.int32), 0), top_k)
-    kept = (cost < t) | ((cost == t) & (id <= last))
-    x = disordered(cost ^ -1)
-    w = tl.where(kept, tl.exp2((x - peak) * scale), 0.0)
+    x = disordered((key >> 32).to(tl.int32) ^ -1)
+    w = tl.where(j < top_k, tl.exp2((x - peak) * scale), 0.0)
+    before = tl.cumsum(w, 0) - w
+    kept = (j < top_k) & (w >= min_p) & (w > 0)
     if top_p < 1:
-        want = top_p * tl.sum(w, 0)
-        low, high = tl.min(cost, 0).to(tl.int64) - 1, t.to(tl.int64)  # not enough, enough
-        while high - low > 1:
-            middle = (low + high) >> 1
-            enough = tl.sum(tl.where(cost <= middle.to(tl.int32), w, 0.0), 0) >= want
-            high = tl.where(enough, middle, high)
-            low = tl.where(enough, low, middle)
-        t = high.to(tl.int32)
-        tied = tl.sum(((cost == t) & kept).to(tl.int32), 0)
-        high_id = tl.full([], 0x7FFFFFFF, tl.int64)
-        low_id = tl.where(tied > 1, -1, high_id - 1)
-        while high_id - low_id > 1:
-            middle = (low_id + high_id) >> 1
-            here = (cost < t) | ((cost == t) & (id <= middle.to(tl.int32)))
-            enough = tl.sum(tl.where(here, w, 0.0), 0) >= want
-            high_id = tl.where(enough, middle, high_id)
-            low_id = tl.where(enough, low_id, middle)
-        kept &= (cost < t) | ((cost == t) & (id <= high_id.to(tl.int32)))
-    kept &= (w >= min_p) & (w > 0)
+        kept &= (before < top_p * tl.sum(w, 0)) | (j == 0)
     w0, w1, w2, w3 = tl.philox(seed, (id >> 2).to(tl.uint32), position, sample, 0)
     word = tl.where((id & 2) == 0, tl.where((id & 1) == 0, w0, w1), tl.where((id & 1) == 0, w2, w3))
     ratio = tl.where(kept, _exponential(word) / w, float("inf"))
@@ -248,7 +222,7 @@ def _draw(
             position = (tl.load(position_ptr + s) + tl.load(depth_ptr + r)).to(tl.uint32, bitcast=True)
             sample, seed = tl.load(sample_ptr + s).to(tl.uint32, bitcast=True), tl.load(seed_ptr + s)
             limited = (top_k > 0) & (top_k < vocabulary)
-            if limited & (top_k <= PLACES // 4):
+            if limited & (top_k <= PLACES // 2):
                 token = _few(
                     row_ptr, best, top_k, top_p, min_p, peak, scale, seed, position, sample,
                     scratch_ptr + r.to(tl.int64) * PLACES, vocabulary, TILES, TILE, LANES, PLACES,
@@ -286,6 +260,6 @@ def draw(logits: torch.Tensor, laws: Laws, depth: torch.Tensor, row_start: torch
         _draw[(rows,)](
             logits, depth, row_start, *laws, drawn, scratch, vocabulary, sequences,
             SEQUENCES=triton.next_power_of_2(max(sequences, 1)), TILES=-(-vocabulary // tile), TILE=tile,
-            LANES=min(tile, 1024), PLACES=places, PDL=not checks.INTERPRETED, num_warps=max(tile // 256, 1),
+            LANES=min(tile, 256), PLACES=places, PDL=not checks.INTERPRETED, num_warps=max(tile // 256, 1),
         )  # fmt: skip
     return drawn

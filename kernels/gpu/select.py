@@ -1,12 +1,13 @@
 """Selection inside one program, by counting alone: nothing rounds, and no order matters. Parts of other kernels.
 
-    threshold(cost, want)          the least t with #(cost <= t) >= want: one bit a pass over registers
-    near_threshold(cost, want)     the same of at most 1,024 costs: four bits a pass, sixteen borders tried at once
+    threshold(cost, want)          the least t with #(cost <= t) >= want, bit by bit, a pass over registers each
+    few_threshold(cost, want)      the same of at most 256 costs, in one go: each is compared with each
     gather_row(row, want)          of a row in memory the `want` largest, and a few more, as keys in no order
+    sort_few(keys)                 these, in order
 
-A row is read in tiles whose lanes each keep their largest. At least `want` elements are no less than the want-th
-largest of these, and hardly more are, for lanes seldom hold two: they are the candidates. Where they do not fit,
-because of ties or of an unlucky order, the border is sought by bisection over the whole row.
+A row is read in tiles, and what falls to one of 256 lanes leaves its largest there. At least `want` elements are no
+less than the want-th largest of these, and few more are, for lanes seldom hold two: they are the candidates. Where they
+do not fit, because of ties or of an unlucky order, the border is sought by bisection over the whole row.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 
 NEVER = tl.constexpr(0x7FFFFFFF)  # the cost of what must not be chosen: above every number's
+NO_KEY = tl.constexpr(0x7FFFFFFF00000000)  # behind every key
 UNROLL = tl.constexpr(5)  # tiles that are loaded together
 
 
@@ -48,19 +50,10 @@ def threshold(cost, want):
 
 
 @triton.jit
-def near_threshold(cost, want):
-    """As `threshold`, without the count."""
-    sixteenth = tl.arange(0, 16)
-    low = tl.min(cost, 0).to(tl.int64) - 1
-    high = tl.max(cost, 0).to(tl.int64)
-    while high - low > 1:
-        t = (low + ((high - low) * (sixteenth + 1) >> 4)).to(tl.int32)  # the last is `high`
-        count = tl.sum((cost[:, None] <= t[None, :]).to(tl.int32), 0)
-        found = tl.sum((count < want).to(tl.int32) + ((count == want) & (sixteenth < 15)).to(tl.int32) * 32, 0)
-        step = high - low
-        high = low + (step * ((found & 31) + 1) >> 4)
-        low = tl.where(found >= 32, high - 1, low + (step * (found & 31) >> 4))
-    return high.to(tl.int32)
+def few_threshold(cost, want):
+    """As `threshold`, without the count. 0 wanted: the least number."""
+    less = tl.sum((cost[None, :] < cost[:, None]).to(tl.int32), 1)
+    return tl.max(tl.where(less < want, cost, -0x80000000), 0)
 
 
 @triton.jit
@@ -128,19 +121,25 @@ def border_of(row_ptr, want, vocabulary, TILES: tl.constexpr, TILE: tl.constexpr
 
 @triton.jit
 def gather_row(
-    row_ptr, best, want, scratch_ptr, vocabulary,
-    TILES: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr,
+    row_ptr, best, want, base, scratch_ptr, vocabulary,
+    SUMS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """Keys (cost above, id below) of the row's `want` first and perhaps more, PLACES at most, to scratch; their number.
 
-    best [TILE]: each lane's largest, from a pass over the row. want <= vocabulary, and <= PLACES, LANES.
+    best [TILE]: the largest of each place of the tiles, from a pass over the row. want <= vocabulary, and <= LANES / 2.
+    With SUMS also the sum of exp(x - base), to which NaN counts.
     """
     lanes = tl.max(tl.reshape(best, (TILE // LANES, LANES)), 0)
-    least = disordered(near_threshold(ordered(lanes) ^ -1, want) ^ -1)
+    least = disordered(few_threshold(ordered(lanes) ^ -1, want) ^ -1)
     last = 0x7FFFFFFF
     held = tl.zeros([TILE], tl.int32)
+    sums = tl.zeros([TILE], tl.float32)
     for i in tl.range(TILES, loop_unroll_factor=UNROLL):
-        id, x = tile_of(row_ptr, i, vocabulary, TILE)
+        id = i * TILE + tl.arange(0, TILE)
+        x = tl.load(row_ptr + id, mask=id < vocabulary, other=float("-inf")).to(tl.float32)
+        if SUMS:
+            sums += tl.exp(x - base)
+        x = tl.where(x == x, x, float("-inf"))
         held += ((x >= least) & (id < vocabulary)).to(tl.int32)
     total = tl.sum(held, 0)
     if total > PLACES:
@@ -157,5 +156,14 @@ def gather_row(
         key = ((ordered(x) ^ -1).to(tl.int64) << 32) | id
         tl.store(scratch_ptr + place, key, mask=here & (place < PLACES))
         place += here.to(tl.int32)
+    return total, tl.sum(sums, 0)
+
+
+@triton.jit
+def sort_few(keys_ptr, found, PLACES: tl.constexpr):
+    """The `found` distinct keys that this program stored, and each one's place in order; behind them NO_KEY."""
     tl.debug_barrier()  # what other threads stored is read back
-    return total
+    j = tl.arange(0, PLACES)
+    key = tl.load(keys_ptr + j, mask=j < found, other=0)
+    key = tl.where(j < found, key, NO_KEY + j.to(tl.int64))
+    return key, tl.sum((key[None, :] < key[:, None]).to(tl.int32), 1)

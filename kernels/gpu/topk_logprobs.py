@@ -20,14 +20,13 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.checks import FLOATS, at_most, expect
-from kernels.gpu.select import UNROLL, choose, disordered, gather_row, tile_of
+from kernels.gpu.select import NO_KEY, UNROLL, choose, disordered, gather_row, sort_few, tile_of
 from kernels.tree_build import top_logprobs
 
 TEST_SHAPES = [(1, 1, 7, 7), (2, 2, 509, 16), (1, 1, 5000, 63), (3, 1, 2048, 1)]  # (S, L, V, K)
 BENCH_SHAPES = [(1, 7, 20480, 16), (8, 7, 20480, 16), (8, 7, 20480, 63), (64, 7, 20480, 63), (1, 7, 163840, 63)]
 MOST_BEST = 64  # K
 MOST_KEYS = 8192  # of one row's parts
-NO_KEY = tl.constexpr(0x7FFFFFFF00000000)  # behind every key
 
 
 class TopLogprobs(NamedTuple):
@@ -65,18 +64,11 @@ def _row(
         best = tl.maximum(best, x)
     peak = tl.max(best, 0)
     base = tl.where(peak == float("-inf"), 0.0, peak)
-    sums = tl.zeros([TILE], tl.float32)
-    for i in tl.range(TILES, loop_unroll_factor=UNROLL):
-        id = i * TILE + tl.arange(0, TILE)  # as it is: NaN spoils the sum, and by it the whole row
-        sums += tl.exp(tl.load(row_ptr + id, mask=id < columns, other=float("-inf")).to(tl.float32) - base)
-    total = tl.sum(sums, 0)
     want = tl.minimum(columns, K)
-    found = gather_row(row_ptr, best, want, scratch_ptr + row * PLACES, columns, TILES, TILE, LANES, PLACES)
-    j = tl.arange(0, PLACES)
-    key = tl.load(scratch_ptr + row * PLACES + j, mask=j < found, other=0)
-    key = tl.where(j < found, key, NO_KEY + j.to(tl.int64))  # distinct, behind all others
-    place = tl.sum((key[None, :] < key[:, None]).to(tl.int32), 1)
-    real = (j < found) & (place < want)
+    scratch_ptr += row * PLACES
+    found, total = gather_row(row_ptr, best, want, base, scratch_ptr, columns, True, TILES, TILE, LANES, PLACES)
+    key, place = sort_few(scratch_ptr, found, PLACES)
+    real = place < want
     if FINAL:
         _put(out_logprobs + row * K, out_tokens + row * K, key, place, real, base, total)
     else:
@@ -111,12 +103,8 @@ def _merge(
     chosen = choose((key >> 32).to(tl.int32), (key & 0x7FFFFFFF).to(tl.int32), K)
     place = tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.store(scratch_ptr + row * PLACES + place, key, mask=chosen)
-    tl.debug_barrier()  # what other threads stored is read back
-    j = tl.arange(0, PLACES)
-    key = tl.load(scratch_ptr + row * PLACES + j, mask=j < K, other=0)
-    key = tl.where(j < K, key, NO_KEY)
-    place = tl.sum((key[None, :] < key[:, None]).to(tl.int32), 1)
-    _put(out_logprobs + row * K, out_tokens + row * K, key, place, j < K, base, total)
+    key, place = sort_few(scratch_ptr + row * PLACES, K, PLACES)
+    _put(out_logprobs + row * K, out_tokens + row * K, key, place, place < K, base, total)
 
 
 def shard_top(logits: torch.Tensor, k: int, first: int = 0) -> Partial:
@@ -182,5 +170,5 @@ def _rows(logits: torch.Tensor, k: int, first: int, out: TopLogprobs | None, one
     if rows:
         _row[(rows,)](
             logits, scratch, *final, *part, columns, first, K=k, FINAL=out is not None, TILES=-(-columns // tile),
-            TILE=tile, LANES=min(tile, 1024), PLACES=places, num_warps=max(tile // 256, 2),
+            TILE=tile, LANES=min(tile, 256), PLACES=places, num_warps=max(tile // 256, 2),
         )  # fmt: skip

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.checks import at_most, expect
-from kernels.gpu.select import NEVER, choose, near_threshold
+from kernels.gpu.select import NEVER, choose, few_threshold, sort_few
 from kernels.tree_build import candidates
 from kernels.tree_build import tree_build as build_reference
 from kernels.tree_mask import tree_mask as mask_reference
@@ -30,7 +30,7 @@ TEST_SHAPES = [(1, 7, 1), (2, 1, 63), (1, 7, 16), (3, 7, 33), (2, 12, 16), (1, 7
 BENCH_SHAPES = [(1, 7, 15), (1, 7, 63), (8, 7, 15), (8, 7, 63), (64, 7, 15), (64, 7, 63)]
 MOST_NODES = 63  # a node's bit, and a rank in 6 bits
 MOST_ROWS = 8192  # of the table, what one program's registers hold: 63 nodes at 7 levels, 24 at 15
-FIELDS = 10  # ranks in one word of the table
+FIELDS = 9  # ranks in one word of the table; above them, in the first, the worst of all
 
 
 class Trees(NamedTuple):
@@ -65,7 +65,10 @@ def reference(
 
 @lru_cache(maxsize=32)
 def table(depth: int, nodes: int, device: torch.device) -> torch.Tensor:
-    """[W, M] int64: rank + 1 of depth d in bits 6 (d % 10).. of word d // 10, 0 past a tuple's end; rows in order."""
+    """[W, M] int64: rank + 1 of depth d in bits 6 (d % 9).. of word d // 9, 0 past a tuple's end; rows in order.
+
+    Bits 54.. of the first word: the worst rank + 1.
+    """
     known = candidates(depth, nodes, torch.device("cpu"))
     rows = len(known.last)
     terms = known.terms.view(depth, rows)
@@ -73,6 +76,7 @@ def table(depth: int, nodes: int, device: torch.device) -> torch.Tensor:
     words = torch.zeros((-(-depth // FIELDS), rows), dtype=torch.int64)
     for d in range(depth):
         words[d // FIELDS] |= ranks[d] << (6 * (d % FIELDS))
+    words[0] |= (known.worst + 1) << (6 * FIELDS)
     return words.to(device)
 
 
@@ -86,29 +90,28 @@ def _tree_build(
     logprobs_ptr, tokens_ptr, budgets_ptr, caps_ptr, table_ptr, scratch_ptr,
     out_tokens, out_parents, out_depth, out_mask, out_logprobs, out_counts, width, rows,
     DEPTH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr, FOUND: tl.constexpr, PLACES: tl.constexpr,
-    FIELDS: tl.constexpr,
+    FIELDS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0).to(tl.int64)
+    logprobs_ptr += s * DEPTH * width
     cap = tl.load(caps_ptr + s)
     cap = tl.minimum(tl.where(cap > 0, cap, width), width)
     row = tl.arange(0, BLOCK)
     real = row < rows
-    word = tl.zeros([BLOCK], tl.int64)
+    word = tl.load(table_ptr + row, mask=real, other=0)
+    real &= ((word >> (6 * FIELDS)) & 63).to(tl.int32) <= cap
     sigma = tl.zeros([BLOCK], tl.float32)
-    worst = tl.zeros([BLOCK], tl.int32)
     for d in tl.static_range(DEPTH):
-        if d % FIELDS == 0:
-            word = tl.load(table_ptr + (d // FIELDS) * rows + row, mask=real, other=0)
+        if d % FIELDS == 0 and d > 0:
+            word = tl.load(table_ptr + (d // FIELDS) * rows + row, mask=row < rows, other=0)
         rank = _field(word, d, FIELDS)
-        worst = tl.maximum(worst, rank)
-        at = logprobs_ptr + (s * DEPTH + d) * width + rank - 1
-        sigma += tl.load(at, mask=(rank > 0) & (rank <= width), other=0.0)
-    real &= worst <= cap
+        inside = (rank > 0) & (WIDE | (rank <= width))
+        sigma += tl.load(logprobs_ptr + (d * width - 1) + rank, mask=inside, other=0.0)
     cost = tl.where(real, (0.0 - sigma).to(tl.int32, bitcast=True), NEVER)
     budget = tl.minimum(tl.maximum(tl.load(budgets_ptr + s), 0), NODES)
     count = tl.minimum(budget, tl.sum(real.to(tl.int32), 0))
     tl.store(out_counts + s, count)
-    kept = _candidates(cost, row, count, BLOCK, FOUND)
+    kept = _candidates(cost, row, count, BLOCK, BLOCK if BLOCK < 128 else 128, FOUND)
     place = tl.cumsum(kept.to(tl.int32), 0) - 1
     scratch_ptr += s * (FOUND + PLACES)
     tl.store(scratch_ptr + place, (cost.to(tl.int64) << 32) | row, mask=kept)
@@ -120,12 +123,12 @@ def _tree_build(
 
 
 @triton.jit
-def _candidates(cost, row, count, BLOCK: tl.constexpr, FOUND: tl.constexpr):
+def _candidates(cost, row, count, BLOCK: tl.constexpr, LANES: tl.constexpr, FOUND: tl.constexpr):
     """[BLOCK] bool, FOUND times true at most: the `count` first, and perhaps more, by the least of each lane."""
-    if BLOCK > 1024:
-        t = near_threshold(tl.min(tl.reshape(cost, (BLOCK // 512, 512)), 0), count)
-    else:
-        t = near_threshold(cost, count)
+    lanes = cost
+    if BLOCK > 512:
+        lanes = tl.min(tl.reshape(cost, (BLOCK // 512, 512)), 0)
+    t = few_threshold(tl.min(tl.reshape(lanes, (lanes.shape[0] // LANES, LANES)), 0), count)
     kept = (cost <= t) & (count > 0)
     if tl.sum(kept.to(tl.int32), 0) > FOUND:  # ties
         kept = choose(cost, row, count)
@@ -135,11 +138,7 @@ def _candidates(cost, row, count, BLOCK: tl.constexpr, FOUND: tl.constexpr):
 @triton.jit
 def _sort(scratch_ptr, found, FOUND: tl.constexpr, PLACES: tl.constexpr):
     """The first PLACES of the distinct keys at scratch, in order, behind them."""
-    tl.debug_barrier()  # what other threads stored is read back
-    i = tl.arange(0, FOUND)
-    key = tl.load(scratch_ptr + i, mask=i < found, other=0)
-    key = tl.where(i < found, key, 0x7FFFFFFF00000000 + i.to(tl.int64))  # behind all others
-    place = tl.sum((key[None, :] < key[:, None]).to(tl.int32), 1)
+    key, place = sort_few(scratch_ptr, found, FOUND)
     tl.store(scratch_ptr + FOUND + place, key, mask=place < PLACES)
     tl.debug_barrier()
 
@@ -213,7 +212,7 @@ def tree_build(
         _tree_build[(sequences,)](
             logprobs, tokens, budgets, caps, ranks, scratch, *narrow, mask, sigma, counts, width, rows,
             DEPTH=depth, NODES=nodes, BLOCK=block, FOUND=found, PLACES=places, FIELDS=FIELDS,
-            num_warps=warps_for(block),
+            WIDE=width >= nodes, num_warps=warps_for(block),
         )  # fmt: skip
     return Trees(narrow[0], narrow[1], narrow[2], mask, sigma, counts)
 
