@@ -28,7 +28,7 @@ class Watched(Generic[Held]):
         taken: Callable[[bool], None] = lambda changed: None,
     ) -> None:
         self.version = 1
-        self._paths, self._read, self._complain, self._taken = paths, read, complain, taken
+        self._paths, self._read, self.complain, self.taken = paths, read, complain, taken
         self._lock = threading.Lock()
         self._stamp = self._look()
         self._held = read()
@@ -42,11 +42,11 @@ class Watched(Generic[Held]):
                 try:
                     held = self._read()
                 except HedgerowError as why:
-                    self._complain(why)
+                    self.complain(why)
                 else:
                     changed = held != self._held
                     self.version, self._held = self.version + changed, held
-                    self._taken(changed)
+                    self.taken(changed)
             return self.version, self._held
 
     def _look(self) -> Sequence[object]:

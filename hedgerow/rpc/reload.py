@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hedgerow.errors import HedgerowError
 from hedgerow.rpc import telemetry
@@ -55,23 +55,35 @@ class Reloads:
 
     def __init__(self) -> None:
         self.states: dict[str, State] = {}
-        self._files: list[Watched[object]] = []
+        self._files: list[Watched[Any]] = []
 
     def watch(self, what: str, path: Path, read: Callable[[], Held]) -> Watched[Held]:
         """`read` reads `path`. Raises what it raises, now; later on that is told, and what was read before stays."""
-        state = self.states[what] = State()
 
         def complain(why: HedgerowError) -> None:
-            state.complain(why)
             log.error("a changed file is not taken; what was in force stays", what=what, file=path, why=why.message)
 
         def take(changed: bool) -> None:
-            state.take(changed)
-            log.info("taken again", what=what, file=path, generation=state.generation, changed=changed)
+            log.info("taken again", what=what, file=path, generation=self.states[what].generation, changed=changed)
 
         file = Watched([path], read, complain, take)
-        self._files.append(file)  # type: ignore[arg-type]  # nobody puts anything into it
+        self.follow(what, file)
         return file
+
+    def follow(self, what: str, file: Watched[Any]) -> None:
+        """Files that somebody else watches, certificates, belong to them too."""
+        state, complain, taken = State(), file.complain, file.taken
+
+        def refused(why: HedgerowError) -> None:
+            state.complain(why)
+            complain(why)
+
+        def took(changed: bool) -> None:
+            state.take(changed)
+            taken(changed)
+
+        self.states[what], file.complain, file.taken = state, refused, took
+        self._files.append(file)
 
     def look(self, *, again: bool = False) -> None:
         """At all files, now. `again`: read those that did not change, too."""

@@ -115,9 +115,12 @@ async def serve(
     reflection.add_channelz(admin)
     if config.public_reflection:
         reflection.add_reflection(public, names)
-    files, _ = tls.own_files(config), tls.peer_files(config)  # what is wrong with either is said before anything loads
+    files, peers = tls.own_files(config), tls.peer_files(config)  # what is wrong is said before anything loads
     if files is not None:
         tls.watch_expiry(files)
+        live.reloads.follow("certificates", files)
+    if peers is not None:
+        live.reloads.follow("peer certificates", peers)
     inner = files if config.tls_admin else None
     port = _bind(public, "listen", config.listen, files, config)
     admin_port = _bind(admin, "admin_listen", config.admin_listen, inner, config)

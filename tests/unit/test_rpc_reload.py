@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from hedgerow import certificates
 from hedgerow.rpc import telemetry
 from hedgerow.rpc.config import ConfigError, overlaid
 from hedgerow.rpc.live import Live
+from hedgerow.rpc.reload import Reloads
 from hedgerow.rpc.server import ServerConfig
+from tests.certificates import Authority, copied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,3 +134,21 @@ def test_a_file_that_is_wrong_at_the_start_stops_it(limits: Path) -> None:
     put(limits, "HEDGEROW_MOST=0\n")
     with pytest.raises(ConfigError, match="limits, line 1: HEDGEROW_MOST"):
         Live(Config(limits_file=limits))
+
+
+def test_certificates_are_told_of_as_any_other_file(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    files, complaints, reloads = copied(authority.issue("one"), tmp_path / "here"), list[str](), Reloads()
+    watched = certificates.Watched(
+        certificates.Tls(files.ca, files.cert, files.key), lambda why: complaints.append(why.field)
+    )
+    reloads.follow("certificates", watched)
+    state = reloads.states["certificates"]
+    second = authority.issue("two")
+    files.cert.write_bytes(second.cert.read_bytes())  # its key is not there yet
+    reloads.look()
+    reloads.look()
+    assert (complaints, state.generation, "the key of the certificate" in state.refused) == (["key"], 1, True)
+    files.key.write_bytes(second.key.read_bytes())
+    reloads.look()
+    assert (complaints, state.generation, state.refused) == (["key"], 2, "")
