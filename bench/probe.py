@@ -1,30 +1,25 @@
-"""Counters of a running stack: the verifier's own, and gRPC's channelz counters of the store's server."""
+"""Counters of a running stack, as its processes tell them: steps, and the messages of each hop."""
 
 from __future__ import annotations
 
 import grpc
-from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 
 from hedgerow.cli.supervisor import Stack
-from hedgerow.v1 import verifier_pb2, verifier_pb2_grpc
+from hedgerow.v1 import admin_pb2, admin_pb2_grpc, verifier_pb2, verifier_pb2_grpc
+
+APPENDS = "hedgerow_kvstore_append_entries_count"
 
 
 def counters(stack: Stack) -> dict[str, int]:
-    """Steps of the verifier, messages that it sent to gateways, and messages that the store received."""
+    """Steps of the verifier, messages that it sent to gateways, and append messages that the store has answered."""
     with grpc.insecure_channel(stack.address("verifier")) as channel:
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)  # type: ignore[no-untyped-call]
         load = stub.GetLoad(verifier_pb2.GetLoadRequest(), timeout=10)
-    return {"steps": load.steps, "verifier": load.messages_sent, "store": received(stack.admin_address("kvstore"))}
+    return {"steps": load.steps, "verifier": load.messages_sent, "store": appends(stack.admin_address("kvstore"))}
 
 
-def received(admin_address: str) -> int:
-    """Messages that came in over all connections of a process's servers."""
-    total = 0
+def appends(admin_address: str) -> int:
+    """Not creations, renewals and the like: they come with a session or a second, whatever a step does."""
     with grpc.insecure_channel(admin_address) as channel:
-        stub = channelz_pb2_grpc.ChannelzStub(channel)
-        for server in stub.GetServers(channelz_pb2.GetServersRequest(), timeout=10).server:
-            request = channelz_pb2.GetServerSocketsRequest(server_id=server.ref.server_id)
-            for ref in stub.GetServerSockets(request, timeout=10).socket_ref:
-                socket = stub.GetSocket(channelz_pb2.GetSocketRequest(socket_id=ref.socket_id), timeout=10).socket
-                total += socket.data.messages_received
-    return total
+        stub = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        return int(stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=10).numbers[APPENDS])

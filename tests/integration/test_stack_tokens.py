@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from bench.probe import appends
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, Options, Result
 from tests.stack import Plain, engine_sampling, verifier_load
@@ -82,7 +83,7 @@ async def test_the_end_of_a_stream_says_where_its_time_went(client: AsyncClient,
 
 async def test_eight_streams_at_once_do_not_change_each_other(stack: Stack, client: AsyncClient, plain: Plain) -> None:
     """Budgets, lengths and parameters differ, so that prefills, trees and plain rows share steps."""
-    before = verifier_load(stack)
+    before, stored = verifier_load(stack), appends(stack.admin_address("kvstore"))
     wanted = [
         (f"{PROMPT}# variant {n}\n" * (1 + n), Options(seed=n, max_tokens=24 + 5 * n, budget=(0, 1, 8, 16)[n % 4]))
         for n in range(8)
@@ -97,6 +98,7 @@ async def test_eight_streams_at_once_do_not_change_each_other(stack: Stack, clie
     assert tokens == sum(len(result.tokens) for result, _ in results)
     assert steps < tokens, "the streams did not share steps"
     assert after.messages_sent - before.messages_sent <= steps, "more than one message to the gateway in a step"
+    assert appends(stack.admin_address("kvstore")) - stored <= steps, "more than one message to the store in a step"
 
 
 async def test_a_long_prompt_is_prefilled_in_chunks_to_the_same_tokens(client: AsyncClient, plain: Plain) -> None:
