@@ -115,7 +115,7 @@ def plain(model: Target, prompt: Sequence[int], sampling: Sampling, eos: frozens
         prefix = len(prompt) + len(output) - len(tokens) if output else 0
         covered = pages[: -(-(prefix + len(tokens)) // page_size)]
         last = len(tokens) - 1
-        logits, _ = model.forward([SequenceRows(prefix, covered, tokens, range(-1, last), [last])], cache)
+        logits, _ = model.forward([SequenceRows(prefix, covered, tokens, range(-1, last), [last], not output)], cache)
         output += draw(logits, [RowDraw(sampling, len(prompt) + len(output), len(output))], eos, model.walk)
         if len(output) == sampling.max_tokens or (output[-1] in eos and not sampling.ignore_eos):
             return output

@@ -81,7 +81,7 @@ def prefill(subjects: Subjects, repeats: int = 7) -> dict[str, float]:
         cache, begun = subjects.model.new_cache(len(pages)), time.perf_counter()
         for first in range(0, PREFILL, CHUNK):
             wanted = [CHUNK - 1] if first + CHUNK == PREFILL else []
-            rows = SequenceRows(first, pages, tokens[first : first + CHUNK], range(-1, CHUNK - 1), wanted)
+            rows = SequenceRows(first, pages, tokens[first : first + CHUNK], range(-1, CHUNK - 1), wanted, True)
             subjects.model.forward([rows], cache)
         rates.append(PREFILL / (time.perf_counter() - begun))
     return {"prefill_tokens_per_second": round(statistics.median(rates)), "best": round(max(rates))}

@@ -113,6 +113,6 @@ def logit_gap(model: Target, tokens: Sequence[int], first: int, second: int) -> 
     """How much larger `first`'s logit is than `second`'s after `tokens`."""
     pages = range(-(-len(tokens) // LatentCache.page_size))
     last = len(tokens) - 1
-    rows = SequenceRows(0, pages, tokens, range(-1, last), [last])
+    rows = SequenceRows(0, pages, tokens, range(-1, last), [last], True)
     logits = model.forward([rows], model.new_cache(len(pages))).logits[0]
     return float(logits[first] - logits[second])

@@ -106,7 +106,10 @@ class Scheduler:
         return Work(sequence, Phase.DECODING, sequence.cached, 1, budget, room)
 
     def _chunks(self) -> list[Work]:
-        """Prompt chunks and replay chains, in the queue's order, within `prefill_rows`."""
+        """Replay chains and prompt chunks within `prefill_rows`, which are shared out in the queue's order.
+
+        Replays stand first: rows of output lie together, before those of prompts.
+        """
         left, works = self.config.prefill_rows, []
         behind = [s for s in self.running if s.phase in (Phase.PREFILLING, Phase.REPLAYING)]
         for sequence in sorted(behind, key=lambda item: item.order):
@@ -119,7 +122,7 @@ class Scheduler:
                 break
             left -= rows
             works.append(Work(sequence, phase, sequence.cached, rows, 0))
-        return works
+        return sorted(works, key=lambda work: work.phase is Phase.PREFILLING)
 
     def _note_end(self, now: float) -> None:
         if self._last_end is not None:

@@ -25,6 +25,7 @@ class SequenceRows:
     tokens: Sequence[int]  # [rows]
     parents: Sequence[int]  # [rows]; parents before children; -1: the row stands right after the prefix
     want_logits: Sequence[int]  # rows whose logits are needed, ascending; may be empty (a prefill chunk)
+    prompt: bool = False  # a chunk of the prompt, a chain: path P; an engine may have another attention for it
 
 
 class ForwardOutput(NamedTuple):

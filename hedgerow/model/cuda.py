@@ -1,7 +1,7 @@
 """The target on a GPU: K2Model's interface in bfloat16, with bits of its own.
 
 Every op is row-invariant (kernels/gpu): a row's bits depend on neither the rows beside it, nor the tree, the chunk, the
-pages, nor the bucket that the step was padded to. One form of attention serves prompts and output alike.
+pages, nor the bucket that the step was padded to. Output rows attend by path D, prompts' by path P.
 A step of a shape is a CUDA graph from the shape's second use on; its first takes some milliseconds.
 """
 
@@ -19,7 +19,7 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_cache import Arena, CudaCache
-from hedgerow.model.cuda_graph import Kept, Recorded
+from hedgerow.model.cuda_graph import Device, Kept, Recorded
 from hedgerow.model.cuda_plan import Fields, Ints, Shape, bucket, fill, read, split
 from hedgerow.model.cuda_step import CudaStep, Room, Weights
 from hedgerow.model.cuda_walk import CudaWalker
@@ -36,9 +36,7 @@ LEAST_ROOM = 512  # rows; more when a step has more
 class Pass(NamedTuple):
     """A step of one shape, and where what it is asked goes."""
 
-    sent: torch.Tensor  # [words] on the host
-    fields: Fields[Ints]  # its parts
-    block: torch.Tensor  # [words] on the device
+    asked: Fields[Ints]  # on the host
     launch: Recorded
 
 
@@ -62,14 +60,14 @@ class CudaK2:
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
         self.checkpoint_hash = checkpoint_hash(checkpoint.folder)
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype = Device(device), dtype
         self.latent_eps = c.rms_norm_eps if latent_eps is None else latent_eps
         self.positions = c.max_position_embeddings
         self._weights = self._read(checkpoint)
-        self._arena = Arena(c.num_hidden_layers, c.latent_width, device, dtype)
-        self._room = self._new_room(LEAST_ROOM)
+        self._arena = Arena(c.num_hidden_layers, c.latent_width, self.device, dtype)
+        self._walker, self._turn = CudaWalker(c.vocab_size, self.device), threading.Lock()
         self._passes, self._grown = Kept(self._make), 0
-        self._walker, self._turn = CudaWalker(c.vocab_size, device), threading.Lock()
+        self._make_room(LEAST_ROOM)
 
     @classmethod
     def load(cls, folder: Path, feature_layers: Sequence[int], device: torch.device) -> CudaK2:
@@ -78,9 +76,9 @@ class CudaK2:
 
     @property
     def architecture(self) -> str:
-        if self.device.type != "cuda":
+        if not self.device.real:
             return "interpreted"
-        return "cuda-sm{}{}".format(*torch.cuda.get_device_capability(self.device))
+        return "cuda-sm{}{}".format(*torch.cuda.get_device_capability(self.device.place))
 
     def new_cache(self, pages: int) -> CudaCache:
         """A cache of `pages` pages of 64 tokens for every layer."""
@@ -89,8 +87,10 @@ class CudaK2:
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[SequenceRows], cache: CudaCache) -> ForwardOutput:
-        """Computes all rows of a step and writes their latents into `cache`. Logits are on the device, features not.
+        """Computes all rows of a step and writes their latents into `cache`.
 
+        Logits are on the device, features on the host; both are overwritten by the next call. Where logits are wanted,
+        features are there when `walk` has returned.
         InvalidRequest for rows that make no sense or pages that are not the cache's; nothing has then been computed.
         """
         if cache.arena is not self._arena:
@@ -99,15 +99,17 @@ class CudaK2:
         wanted, full = len(asked.wanted), len(asked.wanted) == asked.rows
         with self._turn:
             size = bucket(asked.rows)
-            shape = Shape(size, size if full else bucket(wanted) if wanted else 0, bucket(len(rows)), self._most_pages)
+            heads = size if full else bucket(wanted) if wanted else 0
+            output, prompt = asked.outputs > 0, asked.outputs < len(rows)
+            shape = Shape(size, heads, bucket(len(rows)), self._most_pages, output, prompt)
+            self.device.wait()  # the last step's numbers may still be on their way
             self._prepare(size)
             step = self._passes[shape]
-            fill(step.fields, asked, cache.base)
-            step.block.copy_(step.sent, non_blocking=True)
+            fill(step.asked, asked, cache.base)
             step.launch()
-            logits = self._room.logits[:wanted].clone()
-            features = self._to_host(self._room.features[: asked.rows])
-        return ForwardOutput(logits, features)
+            if not wanted:
+                self.device.wait()
+        return ForwardOutput(self._room.logits[:wanted], self._features[: asked.rows])
 
     @torch.inference_mode()
     def walk(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
@@ -123,39 +125,39 @@ class CudaK2:
     def _prepare(self, rows: int) -> None:
         """Makes room for `rows`. What a larger arena or room has made wrong is made again."""
         if rows > self._room.rows:
-            self._room = self._new_room(rows)
-            self._passes.clear()
+            self._make_room(rows)
         if self._grown != self._arena.grown:
             self._grown = self._arena.grown
             self._passes.clear()
 
+    def _make_room(self, rows: int) -> None:
+        self._room = Room(self.config, len(self.feature_layers), rows, self.device.place, self.dtype)
+        self._features = self.device.host_room(rows, self.feature_width, of=torch.float32)
+        self._walker.attach(self._room.logits)
+        self._passes.clear()
+
     def _make(self, shape: Shape) -> Pass:
-        sent = torch.zeros(shape.words, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        block = sent.to(self.device)
-        fields = split(block, shape)
-        step = CudaStep(self.config, self._weights, self.feature_layers, self.latent_eps, self._room, shape, fields)
-        return Pass(sent, split(sent.numpy(), shape), block, Recorded(lambda: step.run(self._arena.data), self.device))
+        sent, block = self.device.host_room(shape.words), self.device.room(shape.words)
+        room, features = self._room, self._features
+        step = CudaStep(
+            self.config, self._weights, self.feature_layers, self.latent_eps, room, shape, split(block, shape)
+        )  # fmt: skip
 
-    def _new_room(self, rows: int) -> Room:
-        return Room(self.config, len(self.feature_layers), rows, self.device, self.dtype)
+        def launch() -> None:
+            block.copy_(sent, non_blocking=True)
+            step.run(self._arena.data)
+            features[: shape.rows].copy_(room.features[: shape.rows], non_blocking=True)
 
-    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in the host's memory, complete when this returns."""
-        if tensor.device.type == "cpu":
-            return tensor.clone()
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
-        torch.cuda.current_stream(self.device).synchronize()
-        return host
+        return Pass(split(sent.numpy(), shape), self.device.recorded(launch))
 
     def _read(self, checkpoint: Checkpoint) -> Weights:
         import triton
 
-        c, r = self.config, Reader(checkpoint, self.device, self.dtype)
+        c, r = self.config, Reader(checkpoint, self.device.place, self.dtype)
         turns = torch.view_as_real(rotations(c)).movedim(-1, 0).contiguous()
         made = hashlib.sha256(turns.numpy().tobytes()).hexdigest()[:8]  # by torch, on this machine
         self.kernel_law = f"{LAW}-triton{triton.__version__}-{made}"
-        cos, sin = turns.to(self.device)
+        cos, sin = turns.to(self.device.place)
         return Weights(
             embedding=r.dense(("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))),
             layers=[CudaLayer.load(r, number, c) for number in range(c.num_hidden_layers)],

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from hedgerow.errors import InvalidRequest
+from hedgerow.model.cuda_graph import Device, Kept, Recorded
+from hedgerow.model.cuda_plan import bucket
 from kernels.gpu.row_layout import PAGE
 
 
@@ -17,9 +19,10 @@ class Arena:
     It grows by moving: `data` is then another tensor, and `grown` counts that. Not safe for use by several threads.
     """
 
-    def __init__(self, layers: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.data = torch.zeros(layers, 0, width, device=device, dtype=dtype)
+    def __init__(self, layers: int, width: int, device: Device, dtype: torch.dtype) -> None:
+        self.data = device.room(layers, 0, width, of=dtype)
         self.grown = 0
+        self._device, self._moves = device, Kept(self._make)
         self._free: list[tuple[int, int]] = []  # (first page, pages), in order
 
     @property
@@ -51,11 +54,35 @@ class Arena:
 
     def _grow(self, pages: int) -> int:
         first, old = self.pages, self.data
+        self._device.wait()
         layers, slots, width = old.shape
         self.data = torch.zeros(layers, slots + pages * PAGE, width, device=old.device, dtype=old.dtype)
         self.data[:, :slots] = old
         self.grown += 1
+        self._moves.clear()
         return first
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], base: int) -> None:
+        """Copies slots `base` on, in all layers; every source is read before any target is written."""
+        count = len(sources)
+        size = bucket(count)
+        sent, launch = self._moves[size]
+        self._device.wait()  # the last move's numbers may still be on their way
+        slots = sent.numpy()
+        for line, given in zip(slots, (sources, targets), strict=True):
+            line[:count] = given
+            line[count:] = given[0]  # padding repeats the first
+        slots += base
+        launch()
+
+    def _make(self, size: int) -> tuple[torch.Tensor, Recorded]:
+        sent, at = self._device.host_room(2, size, of=torch.int64), self._device.room(2, size, of=torch.int64)
+
+        def launch() -> None:
+            at.copy_(sent, non_blocking=True)
+            self.data.index_copy_(1, at[1], self.data.index_select(1, at[0]))
+
+        return sent, self._device.recorded(launch)
 
 
 class CudaCache:
@@ -83,10 +110,7 @@ class CudaCache:
         slots = [*src_slots, *dst_slots]
         if min(slots) < 0 or max(slots) >= self.pages * PAGE:
             raise InvalidRequest("slots", slots, f"slots of the cache's {self.pages} pages")
-        data = self.arena.data
-        at = (torch.tensor(slots) + self.base * PAGE).to(data.device)
-        source, target = at.chunk(2)
-        data[:, target] = data[:, source]
+        self.arena.move(src_slots, dst_slots, self.base * PAGE)
 
     def read(self, slots: Sequence[int]) -> torch.Tensor:
         """Latent and turned key of these slots, [layers, slots, width], copied to the host."""

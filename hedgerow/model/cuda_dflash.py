@@ -18,7 +18,7 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.config import DraftConfig
 from hedgerow.model.cuda_cache import Arena
 from hedgerow.model.cuda_draft_step import CudaDraftLayer, DraftFields, DraftRoom, DraftShape, DraftStep, DraftWeights
-from hedgerow.model.cuda_graph import Kept, Recorded
+from hedgerow.model.cuda_graph import Device, Kept, Recorded
 from hedgerow.model.cuda_plan import bucket
 from hedgerow.model.cuda_trees import CudaTrees
 from hedgerow.model.cuda_weights import Reader
@@ -74,9 +74,7 @@ def _give_all(arena: Arena, pages: list[int]) -> None:
 class Pass(NamedTuple):
     """A pass of one shape, and where its integers go."""
 
-    sent: torch.Tensor  # on the host
-    fields: DraftFields  # of `sent`
-    block: torch.Tensor  # on the device
+    asked: DraftFields  # on the host
     launch: Recorded
 
 
@@ -99,16 +97,15 @@ class CudaDFlash:
         self.feature_layers, self.block_size, self.vocab_size = c.target_layer_ids, c.block_size, c.vocab_size
         self.feature_width = len(c.target_layer_ids) * c.hidden_size
         self.checkpoint_hash = checkpoint_hash(folder)
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype = Device(device), dtype
         self._weights = self._read(Checkpoint(folder), target_folder, amplitude)
         width = 2 * c.num_key_value_heads * c.head_dim
-        self._arena = Arena(c.num_hidden_layers, width, device, dtype)
-        self._room = self._new_room(LEAST_SEQUENCES)
-        pinned = device.type == "cuda"
-        self._given = torch.zeros(MOST_FEATURES, self.feature_width, dtype=dtype, pin_memory=pinned)
+        self._arena = Arena(c.num_hidden_layers, width, self.device, dtype)
+        self._given = self.device.host_room(MOST_FEATURES, self.feature_width, of=dtype)
+        self._trees = CudaTrees(c.block_size - 1, c.vocab_size, self.device)
         self._passes, self._grown = Kept(self._make), 0
-        self._trees = CudaTrees(c.block_size - 1, c.vocab_size, device)
         self._turn = threading.Lock()
+        self._make_room(LEAST_SEQUENCES)
 
     @classmethod
     def load(cls, folder: Path, target_folder: Path, device: torch.device) -> CudaDFlash:
@@ -131,7 +128,7 @@ class CudaDFlash:
             raise InvalidRequest("features", tuple(features.shape), f"[rows, {self.feature_width}] of float32")
         if position < 0 or position + n > c.max_position_embeddings:
             raise InvalidRequest("position", position + n, f"at most the model's {c.max_position_embeddings} positions")
-        state.waiting.append(features.to("cpu", self.dtype, copy=True))
+        state.waiting.append(features.to("cpu", copy=True))
         state.end += n
         with self._turn:
             state.reserve()
@@ -142,8 +139,8 @@ class CudaDFlash:
     def draft(self, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         """Logits [S, block_size - 1, vocabulary] float32 on the device, for positions P+1 .. P+L of each sequence.
 
-        The anchor of a sequence stands at its position P; the context is what was appended, all before P.
-        InvalidRequest for an anchor or a position that makes no sense.
+        The anchor of a sequence stands at its position P; the context is what was appended, all before P. The next
+        call overwrites the logits. InvalidRequest for an anchor or a position that makes no sense.
         """
         c, count = self.config, len(states)
         if not count == len(anchors) == len(positions):
@@ -160,9 +157,8 @@ class CudaDFlash:
             step = self._pass(self._shape(rows, count))
             self._fill(step, states, rows)
             self._fill_blocks(step, states, anchors, positions)
-            self._run(step, rows)
-            drafted = count * (c.block_size - 1)
-            return self._room.logits[:drafted].clone().view(count, c.block_size - 1, c.vocab_size)
+            step.launch()
+            return self._logits[:count]
 
     @torch.inference_mode()
     def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
@@ -181,20 +177,25 @@ class CudaDFlash:
                 rows = self._gather([state])
                 step = self._pass(self._shape(rows, 0))
                 self._fill(step, [state], rows)
-                self._run(step, rows)
+                step.launch()
 
     def _gather(self, states: Sequence[CudaDraftState]) -> list[int]:
-        """Puts waiting rows, at most a pass's, into `_given`; how many of each state. They wait until `_fill`."""
-        taken, room = list[int](), MOST_FEATURES
+        """Puts waiting rows, at most a pass's, into `_given`; how many of each state."""
+        self.device.wait()  # what was put there last may still be on its way
+        taken, parts, room = list[int](), list[torch.Tensor](), MOST_FEATURES
         for state in states:
-            rows = torch.cat(state.waiting) if len(state.waiting) > 1 else state.waiting[0] if state.waiting else None
-            count = 0 if rows is None else min(len(rows), room)
-            if rows is not None and count:
-                begin = MOST_FEATURES - room
-                self._given[begin : begin + count] = rows[:count]
-                state.waiting[:] = [rows[count:]] if count < len(rows) else []
-                room -= count
+            count = min(state.behind, room)
+            room -= count
             taken.append(count)
+            while count:
+                rows = state.waiting.pop(0)
+                if len(rows) > count:
+                    state.waiting.insert(0, rows[count:])
+                    rows = rows[:count]
+                parts.append(rows)
+                count -= len(rows)
+        if parts:
+            self._given[: MOST_FEATURES - room] = torch.cat(parts)
         return taken
 
     def _shape(self, rows: Sequence[int], sequences: int) -> DraftShape:
@@ -209,22 +210,21 @@ class CudaDFlash:
 
     def _fill(self, step: Pass, states: Sequence[CudaDraftState], rows: Sequence[int]) -> None:
         """Where the gathered rows go: each state's last, but for what still waits behind them."""
-        f, begin = step.fields, 0
-        slot, at = f.slot.numpy(), f.at.numpy()
+        slots, at = list[int](), list[int]()
         for state, count in zip(states, rows, strict=True):
             if count:
-                end = state.end - state.behind
-                places = np.arange(end - count, end)
-                pages = np.array(state.pages)[places // PAGE - state.start // PAGE]
-                at[begin : begin + count] = places
-                slot[begin : begin + count] = pages * PAGE + places % PAGE
-                begin += count
-        slot[begin:], at[begin:] = -1, 0
+                end, first, pages = state.end - state.behind, state.start // PAGE, state.pages
+                at += range(end - count, end)
+                slots += [pages[p // PAGE - first] * PAGE + p % PAGE for p in range(end - count, end)]
+        f, n = step.asked, len(slots)
+        slot, place = f.slot.numpy(), f.at.numpy()
+        slot[:n], slot[n:] = slots, -1
+        place[:n], place[n:] = at, 0
 
     def _fill_blocks(
         self, step: Pass, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]
     ) -> None:
-        f, c, count = step.fields, self.config, len(states)
+        f, c, count = step.asked, self.config, len(states)
         tokens = f.tokens.numpy().reshape(-1, c.block_size)
         tokens[:, 0], tokens[:, 1:] = 0, c.mask_token_id
         tokens[:count, 0] = anchors
@@ -240,14 +240,6 @@ class CudaDFlash:
         for n, state in enumerate(states):
             pages[n, : len(state.pages)] = state.pages
 
-    def _run(self, step: Pass, rows: Sequence[int]) -> None:
-        count = sum(rows)
-        self._room.given[:count].copy_(self._given[:count], non_blocking=True)
-        step.block.copy_(step.sent, non_blocking=True)
-        step.launch()
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # the host's buffers are free again
-
     def _pool(self) -> torch.Tensor:
         c, data = self.config, self._arena.data
         return data.view(*data.shape[:2], 2, c.num_key_value_heads, c.head_dim)
@@ -255,37 +247,48 @@ class CudaDFlash:
     def _pass(self, shape: DraftShape) -> Pass:
         """What a larger pool or room has made wrong is made again."""
         if shape.sequences * shape.block > self._room.rows:
-            self._room = self._new_room(shape.sequences)
-            self._passes.clear()
+            self._make_room(shape.sequences)
         if self._grown != self._arena.grown:
             self._grown = self._arena.grown
             self._passes.clear()
         return self._passes[shape]
 
     def _make(self, shape: DraftShape) -> Pass:
-        sent = torch.zeros(shape.words, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        block = sent.to(self.device)
-        step = DraftStep(self.config, self._weights, self._room, shape, DraftFields.of(block, shape))
-        launch = Recorded(lambda: step.run(self._pool()), self.device)
-        return Pass(sent, DraftFields.of(sent, shape), block, launch)
+        sent, block = self.device.host_room(shape.words), self.device.room(shape.words)
+        room, given = self._room, self._given
+        step = DraftStep(self.config, self._weights, room, shape, DraftFields.of(block, shape))
 
-    def _new_room(self, sequences: int) -> DraftRoom:
-        return DraftRoom(self.config, MOST_FEATURES, sequences * self.config.block_size, self.device, self.dtype)
+        def launch() -> None:
+            block.copy_(sent, non_blocking=True)
+            room.given[: shape.features].copy_(given[: shape.features], non_blocking=True)
+            step.run(self._pool())
+
+        return Pass(DraftFields.of(sent, shape), self.device.recorded(launch))
+
+    def _make_room(self, sequences: int) -> None:
+        c = self.config
+        self._room = DraftRoom(c, MOST_FEATURES, sequences * c.block_size, self.device.place, self.dtype)
+        drafted = sequences * (c.block_size - 1)
+        self._logits = self._room.logits[:drafted].view(sequences, c.block_size - 1, c.vocab_size)
+        self._trees.attach(self._logits)
+        self._passes.clear()
 
     def _read(self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None) -> DraftWeights:
-        c, r = self.config, Reader(checkpoint, self.device, self.dtype)
+        c, r = self.config, Reader(checkpoint, self.device.place, self.dtype)
         borrowed = load_embedding_and_head(target_folder)
         if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
             limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
             file = checkpoint.folder / "config.json"
             raise ConfigError(file, "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
         self.target_head_hash = borrowed.hash
-        cos, sin = (table[:, c.head_dim // 2 :].contiguous().to(self.device) for table in rotary_tables(c, amplitude))
+        cos, sin = (
+            table[:, c.head_dim // 2 :].contiguous().to(self.device.place) for table in rotary_tables(c, amplitude)
+        )
         layers = [CudaDraftLayer.load(r, n, c) for n in range(c.num_hidden_layers)]
         keys = c.num_attention_heads * c.head_dim
         return DraftWeights(
-            embedding=borrowed.embedding.to(self.device, self.dtype),
-            head=borrowed.head.to(self.device, self.dtype),
+            embedding=borrowed.embedding.to(self.device.place, self.dtype),
+            head=borrowed.head.to(self.device.place, self.dtype),
             fc=r.dense(("fc.weight", (c.hidden_size, self.feature_width))),
             hidden_norm=r.dense(("hidden_norm.weight", (c.hidden_size,))),
             context_kv=torch.cat([layer.qkv[keys:] for layer in layers]),

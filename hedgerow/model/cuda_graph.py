@@ -36,6 +36,30 @@ class Recorded:
             self._compiled = True
 
 
+class Device:
+    """A device, its buffers and its end of work. A CPU stands in for one under Triton's interpreter."""
+
+    def __init__(self, place: torch.device) -> None:
+        self.place, self.real = place, place.type == "cuda"
+        self._stream = torch.cuda.current_stream(place) if self.real else None
+
+    def room(self, *shape: int, of: torch.dtype = torch.int32) -> torch.Tensor:
+        """Zeros on the device."""
+        return torch.zeros(shape, dtype=of, device=self.place)
+
+    def host_room(self, *shape: int, of: torch.dtype = torch.int32) -> torch.Tensor:
+        """Zeros on the host, which the device copies from and to by itself."""
+        return torch.zeros(shape, dtype=of, pin_memory=self.real)
+
+    def recorded(self, launch: Callable[[], None]) -> Recorded:
+        return Recorded(launch, self.place)
+
+    def wait(self) -> None:
+        """Until all that was launched is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 

@@ -19,6 +19,7 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import SequenceRows
 from kernels.gpu.row_layout import DEEPEST, PAGE
 
+MOST_SEQUENCES = 64  # of a step
 Ints = npt.NDArray[np.int32]
 Block = TypeVar("Block", Ints, torch.Tensor)
 
@@ -30,10 +31,12 @@ class Shape(NamedTuple):
     wanted: int
     sequences: int
     pages: int  # of a sequence, at most
+    output: bool  # has rows of path D
+    prompt: bool  # has rows of path P
 
     @property
     def words(self) -> int:
-        return 3 * self.rows + self.wanted + (3 + self.pages) * self.sequences
+        return 4 * self.rows + self.wanted + (4 + self.pages) * self.sequences + 1
 
 
 class Fields(NamedTuple, Generic[Block]):
@@ -42,16 +45,19 @@ class Fields(NamedTuple, Generic[Block]):
     tokens: Block  # [rows]
     parents: Block  # [rows], within the sequence; -1: right after the prefix
     seq: Block  # [rows]; -1: padding
+    prompts: Block  # [rows]: seq of the rows of path P; -1: padding, -2: a row of path D
     wanted: Block  # [wanted]
     first: Block  # [sequences]
     prefix: Block  # [sequences]
     chain: Block  # [sequences]
+    starts: Block  # [sequences + 1]: the first rows of path D's sequences, which come first; then how many they are
     pages: Block  # [sequences, pages]
 
 
 def split(block: Block, shape: Shape) -> Fields[Block]:
     """Views of `block` [shape.words]."""
-    sizes = (*[shape.rows] * 3, shape.wanted, *[shape.sequences] * 3, shape.sequences * shape.pages)
+    q = shape.sequences
+    sizes = (*[shape.rows] * 4, shape.wanted, q, q, q, q + 1, q * shape.pages)
     parts, begin = list[Block](), 0
     for size in sizes:
         parts.append(block[begin : begin + size])
@@ -68,6 +74,7 @@ class Step(NamedTuple):
     tokens: array[int]
     parents: array[int]
     counts: list[int]  # rows of each sequence
+    outputs: int  # sequences of path D; they come first
     chains: list[bool]
     parts: Sequence[SequenceRows]
 
@@ -82,6 +89,8 @@ def read(parts: Sequence[SequenceRows], vocab: int, positions: int, pages: int) 
     """Checks a step against the model's and the cache's limits. InvalidRequest names field, value and limit."""
     if not parts:
         raise InvalidRequest("rows", 0, "at least one sequence")
+    if len(parts) > MOST_SEQUENCES:
+        raise InvalidRequest("rows", len(parts), f"at most {MOST_SEQUENCES} sequences, on a CUDA device")
     tokens, parents, wanted = array("i"), array("i"), array("i")
     counts, chains = list[int](), list[bool]()
     for n, part in enumerate(parts):
@@ -99,7 +108,10 @@ def read(parts: Sequence[SequenceRows], vocab: int, positions: int, pages: int) 
     if ids.min() < 0 or ids.max() >= vocab:
         row = int(((ids < 0) | (ids >= vocab)).argmax())
         raise InvalidRequest("rows.tokens", int(ids[row]), f"within the vocabulary of {vocab} (row {row})")
-    return Step(len(tokens), np.frombuffer(wanted, np.int32), tokens, parents, counts, chains, parts)
+    outputs = sum(not part.prompt for part in parts)
+    if any(part.prompt for part in parts[:outputs]):
+        raise InvalidRequest("rows", "a prompt's", "behind the rows of output")
+    return Step(len(tokens), np.frombuffer(wanted, np.int32), tokens, parents, counts, outputs, chains, parts)
 
 
 def _check(n: int, part: SequenceRows, count: int, positions: int, pages: int) -> bool:
@@ -121,6 +133,10 @@ def _check(n: int, part: SequenceRows, count: int, positions: int, pages: int) -
     chain = part.parents == range(-1, count - 1) or all(parent == row - 1 for row, parent in enumerate(part.parents))
     if not chain and count > DEEPEST:
         raise fail("tokens", count, f"at most {DEEPEST} rows of a tree, on a CUDA device")
+    if not part.prompt and count > DEEPEST:
+        raise fail("tokens", count, f"at most {DEEPEST} rows of output, on a CUDA device")
+    if part.prompt and not chain:
+        raise fail("parents", list(part.parents), "a chain, of a prompt")
     if not chain and not all(-1 <= parent < row for row, parent in enumerate(part.parents)):
         raise fail("parents", list(part.parents), "-1 or a row before it")
     deepest = count if chain or part.prefix + count <= positions else 1 + max(_depths(part.parents))
@@ -157,12 +173,22 @@ def fill(fields: Fields[Ints], step: Step, base: int) -> None:
     fields.parents[:rows] = np.frombuffer(step.parents, np.int32)
     fields.seq[:rows] = np.repeat(np.arange(sequences, dtype=np.int32), step.counts)
     fields.seq[rows:] = -1
+    ends = np.cumsum(step.counts)
+    own = int(ends[step.outputs - 1]) if step.outputs else 0
+    fields.prompts[:own] = -2
+    fields.prompts[own:] = fields.seq[own:]
+    fields.starts[0], fields.starts[1 : step.outputs + 1], fields.starts[step.outputs + 1 :] = (
+        0,
+        ends[: step.outputs],
+        own,
+    )
     fields.wanted[: len(step.wanted)] = step.wanted
     fields.wanted[len(step.wanted) :] = 0
-    ends = np.cumsum(step.counts)
     fields.first[:sequences] = ends - step.counts
     fields.chain[:sequences] = step.chains
+    fields.prefix[sequences:] = 0
     for n, part in enumerate(step.parts):
         fields.prefix[n] = part.prefix
         fields.pages[n, : len(part.pages)] = part.pages
-        fields.pages[n, : len(part.pages)] += base
+        if base:
+            fields.pages[n, : len(part.pages)] += base

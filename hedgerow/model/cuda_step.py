@@ -7,16 +7,18 @@ from typing import NamedTuple
 import torch
 
 from hedgerow.model.config import K2Config
-from hedgerow.model.cuda_plan import Fields, Shape
+from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Shape
 from hedgerow.model.cuda_weights import CudaLayer, SparseMlp
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.int4_moe import int4_moe
 from kernels.gpu.linear import linear
+from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention, split_width
 from kernels.gpu.rope import mla_inputs, rope
 from kernels.gpu.router import expert_lists, route
 from kernels.gpu.row_attention import row_attention
-from kernels.gpu.row_layout import DEEPEST, row_layout
+from kernels.gpu.row_layout import DEEPEST, PAGE, row_layout
 from kernels.gpu.silu_mul import silu_mul
+from kernels.gpu.tree_mask import tree_mask
 
 
 class Weights(NamedTuple):
@@ -53,6 +55,12 @@ class Room:
         self.query = room(rows, heads, c.qk_nope_head_dim + c.qk_rope_head_dim)
         self.q = room(rows, heads, c.latent_width)
         self.context = room(rows, heads, c.kv_lora_rank)
+        # path D's splits are as wide for every session: a function of the model's positions alone
+        self.split = split_width(c.max_position_embeddings + DEEPEST)
+        self.states = self.widths = None
+        if device.type == "cuda":
+            self.states = Workspace(rows, heads, c.kv_lora_rank, device=str(device))
+            self.widths = room(MOST_SEQUENCES, of=ints).fill_(self.split)
         self.value = room(rows, heads, c.v_head_dim)
         # one product's outputs, a step's experts and all of its logits: of one width each time
         self.gate_up = room(rows * wide, of=floats)
@@ -86,6 +94,7 @@ class CudaStep:
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         where = room.position[:n], room.slot[:n], room.shared[:n], room.path[:n]
         row_layout(f.parents, f.seq, f.first, f.prefix, f.chain, f.pages, *where)
+        masks = tree_mask(f.parents, f.starts).mask if room.states is not None and self.shape.output else None
         x, normed, delta = room.x[:n], room.normed[:n], room.delta[:n]
         routed = None
         for number, layer in enumerate(self.weights.layers):
@@ -95,7 +104,7 @@ class CudaStep:
             else:
                 tap = self.tap(number - 1)
                 add_rmsnorm(x, w, normed, c.rms_norm_eps, delta=delta, partials=routed, tap=tap)
-            self.attention(layer, cache[number])
+            self.attention(layer, cache[number], masks)
             add_rmsnorm(x, layer.mlp_norm, normed, c.rms_norm_eps, delta=delta)
             routed = self.mlp(layer)
         last = self.tap(len(self.weights.layers) - 1)
@@ -110,20 +119,24 @@ class CudaStep:
         begin = self.taps.index(layer) * self.c.hidden_size
         return self.room.features[: self.shape.rows, begin : begin + self.c.hidden_size]
 
-    def attention(self, layer: CudaLayer, cache: torch.Tensor) -> None:
-        """Attn(normed) into `delta`; the rows' latents go into the cache."""
+    def attention(self, layer: CudaLayer, cache: torch.Tensor, masks: torch.Tensor | None) -> None:
+        """Attn(normed) into `delta`; the rows' latents go into the cache. The softmax scale is in the queries."""
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         position, slot, w = room.position[:n], room.slot[:n], self.weights
         a, latent, query, q = room.a[:n], room.query_latent[:n], room.query[:n], room.q[:n]
         linear(room.normed[:n], layer.qkv_a, a)
         mla_inputs(a, layer.q_norm, layer.kv_norm, self.latent_eps, position, slot, w.cos, w.sin, cache, latent)
         linear(latent, layer.q_b, query.flatten(1))
-        linear(query[..., : c.qk_nope_head_dim], layer.uk, q[..., : c.kv_lora_rank])
-        rope(query[..., c.qk_nope_head_dim :], position, w.cos, w.sin, q[..., c.kv_lora_rank :])
+        linear(query[..., : c.qk_nope_head_dim], layer.uk, q[..., : c.kv_lora_rank], scale=c.softmax_scale)
+        rope(query[..., c.qk_nope_head_dim :], position, w.cos, w.sin, q[..., c.kv_lora_rank :], c.softmax_scale)
         context, value = room.context[:n], room.value[:n]
-        row_attention(
-            q, cache, position, room.shared[:n], f.seq, f.pages, room.path[:n], context, c.softmax_scale
-        )  # fmt: skip
+        seq = f.seq
+        if masks is not None and room.states is not None and room.widths is not None:
+            pages, seq = cache.view(-1, PAGE, c.latent_width), f.prompts
+            widths = room.widths[: self.shape.sequences]
+            mla_tree_attention(q, pages, f.pages, f.prefix, f.starts, masks, widths, context, room.states)
+        if masks is None or self.shape.prompt:  # what is not path D's; under the interpreter, all
+            row_attention(q, cache, position, room.shared[:n], seq, f.pages, room.path[:n], context, 1.0)
         linear(context, layer.uv, value)
         linear(value.flatten(1), layer.o, room.delta[:n])
 

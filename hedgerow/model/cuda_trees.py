@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from hedgerow.model.cuda_graph import Kept, Recorded
-from hedgerow.model.cuda_plan import bucket
+from hedgerow.model.cuda_graph import Device, Kept, Recorded
+from hedgerow.model.cuda_plan import Ints, bucket
 from kernels.gpu.topk_logprobs import topk_logprobs
 from kernels.gpu.tree_build import MOST_NODES, tree_build
 from kernels.tree_build import PlainTree, build_size, plain_trees
@@ -22,20 +23,23 @@ class Bucket(NamedTuple):
 class Pass(NamedTuple):
     """The buffers of one bucket."""
 
-    logits: torch.Tensor  # [sequences, L, V]
     sent: torch.Tensor  # [2, sequences] on the host: budgets, caps
-    asked: torch.Tensor  # the same on the device
-    out: torch.Tensor  # [sequences, 3 nodes + 1] int32: tokens, parents, the bits of the log-probabilities, count
-    back: torch.Tensor  # the same on the host
+    back: torch.Tensor  # [sequences, 3 nodes + 1] on the host: tokens, parents, the log-probabilities' bits, count
     launch: Recorded
 
 
 class CudaTrees:
     """`plain_trees` for one drafter's logits. Calls must take turns."""
 
-    def __init__(self, depth: int, vocabulary: int, device: torch.device) -> None:
-        self.depth, self.vocabulary, self.device = depth, vocabulary, device
+    def __init__(self, depth: int, vocabulary: int, device: Device) -> None:
+        self.depth, self.vocabulary, self._device = depth, vocabulary, device
+        self._logits = device.room(0, depth, vocabulary, of=torch.float32)
         self._passes = Kept(self._make)
+
+    def attach(self, logits: torch.Tensor) -> None:
+        """`logits` [S, L, V] are read where they lie; others are copied there first."""
+        self._logits = logits
+        self._passes.clear()
 
     def __call__(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
         """One tree a sequence; logits [S, L, V] float32."""
@@ -44,39 +48,36 @@ class CudaTrees:
         if max(budgets) > MOST_NODES:
             return plain_trees(logits.cpu(), budgets, caps)
         count = len(budgets)
-        p = self._passes[Bucket(bucket(count), build_size(max(budgets)))]
+        size = Bucket(bucket(count), build_size(max(budgets)))
+        if size.sequences > len(self._logits):
+            self.attach(self._device.room(size.sequences, self.depth, self.vocabulary, of=torch.float32))
+        if logits.data_ptr() != self._logits.data_ptr():
+            self._logits[:count] = logits
+        p = self._passes[size]
         asked = p.sent.numpy()
         asked[:, count:] = 0
         asked[0, :count], asked[1, :count] = budgets, [min(cap, MOST_NODES) for cap in caps]  # above it none cuts
-        p.asked.copy_(p.sent, non_blocking=True)
-        p.logits[:count].copy_(logits)
         p.launch()
-        p.back.copy_(p.out, non_blocking=True)
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        return [self._tree(p.back[n]) for n in range(count)]
+        self._device.wait()
+        return [self._tree(line) for line in p.back.numpy()[:count]]
 
     @staticmethod
-    def _tree(line: torch.Tensor) -> PlainTree:
+    def _tree(line: Ints) -> PlainTree:
         nodes, count = len(line) // 3, int(line[-1])
         tokens, parents, bits = (line[at : at + count] for at in (0, nodes, 2 * nodes))
-        return PlainTree(tokens.tolist(), parents.tolist(), bits.view(torch.float32).tolist())
+        return PlainTree(tokens.tolist(), parents.tolist(), bits.view(np.float32).tolist())
 
     def _make(self, size: Bucket) -> Pass:
-        pinned = self.device.type == "cuda"
-        logits = torch.zeros(size.sequences, self.depth, self.vocabulary, device=self.device)
-        sent = torch.zeros(2, size.sequences, dtype=torch.int32, pin_memory=pinned)
-        asked = sent.to(self.device)
-        out = torch.zeros(size.sequences, 3 * size.nodes + 1, dtype=torch.int32, device=self.device)
-        back = torch.zeros(out.shape, dtype=torch.int32, pin_memory=pinned)
+        sent, asked = (room(2, size.sequences) for room in (self._device.host_room, self._device.room))
+        back, out = (room(size.sequences, 3 * size.nodes + 1) for room in (self._device.host_room, self._device.room))
+        logits = self._logits[: size.sequences]
 
         def launch() -> None:
+            asked.copy_(sent, non_blocking=True)
             best = topk_logprobs(logits, size.nodes)
             built = tree_build(best.logprobs, best.tokens, asked[0], asked[1], size.nodes)
-            tokens, parents, bits, counts = torch.split(out, [size.nodes, size.nodes, size.nodes, 1], 1)
-            tokens.copy_(built.tokens)
-            parents.copy_(built.parents)
-            bits.copy_(built.logprobs.view(torch.int32))
-            counts.copy_(built.counts.unsqueeze(1))
+            bits = built.logprobs.view(torch.int32)
+            torch.cat([built.tokens, built.parents, bits, built.counts.unsqueeze(1)], 1, out=out)
+            back.copy_(out, non_blocking=True)
 
-        return Pass(logits, sent, asked, out, back, Recorded(launch, self.device))
+        return Pass(sent, back, self._device.recorded(launch))

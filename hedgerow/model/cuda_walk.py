@@ -7,13 +7,14 @@ other than rounding, so it belongs to the engine's `kernel_law`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from hedgerow.model.cuda_graph import Kept, Recorded
-from hedgerow.model.cuda_plan import bucket
+from hedgerow.model.cuda_graph import Device, Kept, Recorded
+from hedgerow.model.cuda_plan import Ints, bucket
 from kernels.gpu.draw import Laws
 from kernels.gpu.tree_accept import MOST_ROWS, tree_accept
 from kernels.gpu.tree_mask import tree_mask
@@ -35,20 +36,24 @@ class Bucket(NamedTuple):
 class Pass(NamedTuple):
     """The buffers of one bucket."""
 
-    logits: torch.Tensor  # [rows, V]
+    size: Bucket
     sent: torch.Tensor  # [words] on the host
-    block: torch.Tensor  # [words] on the device
-    out: torch.Tensor  # [trees, MOST_ROWS + 2]: path, length, bonus
-    back: torch.Tensor  # the same on the host
+    back: torch.Tensor  # [trees, MOST_ROWS + 2] on the host: path, length, bonus
     launch: Recorded
 
 
 class CudaWalker:
     """`walk_trees` for one model's logits. Calls must take turns."""
 
-    def __init__(self, vocabulary: int, device: torch.device) -> None:
-        self.vocabulary, self.device = vocabulary, device
+    def __init__(self, vocabulary: int, device: Device) -> None:
+        self.vocabulary, self._device = vocabulary, device
+        self._logits = device.room(0, vocabulary, of=torch.float32)
         self._passes = Kept(self._make)
+
+    def attach(self, logits: torch.Tensor) -> None:
+        """`logits` [rows, V] are read where they lie when they are walked; others are copied there first."""
+        self._logits = logits
+        self._passes.clear()
 
     def __call__(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
         """As `kernels.tree_accept.walk_trees`; ValueError also for rows that are not there, and for trees above 64."""
@@ -56,33 +61,30 @@ class CudaWalker:
         _check(logits, trees, counts, self.vocabulary)
         if not trees:
             return []
-        rows = sum(counts)
-        p = self._passes[Bucket(bucket(rows), bucket(len(trees)))]
-        self._fill(p, trees, counts)
-        p.block.copy_(p.sent, non_blocking=True)
-        starts = np.cumsum([0, *counts[:-1]])
-        if all(tree.first == start for tree, start in zip(trees, starts, strict=True)):
-            p.logits[:rows].copy_(logits[:rows])
-        else:
+        rows, starts = sum(counts), [0, *accumulate(counts)]
+        size = Bucket(bucket(rows), bucket(len(trees)))
+        if size.rows > len(self._logits):
+            self.attach(self._device.room(size.rows, self.vocabulary, of=torch.float32))
+        if any(tree.first != start for tree, start in zip(trees, starts, strict=False)):
             at = [tree.first + row for tree, count in zip(trees, counts, strict=True) for row in range(count)]
-            p.logits[:rows].copy_(logits[at])
+            logits = logits[at]
+        if logits.data_ptr() != self._logits.data_ptr():
+            self._logits[:rows] = logits[:rows]
+        p = self._passes[size]
+        self._fill(p, trees, starts)
         p.launch()
-        p.back.copy_(p.out, non_blocking=True)
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        return [_walked(line, tree) for line, tree in zip(p.back.tolist(), trees, strict=False)]
+        self._device.wait()
+        return [_walked(line, tree) for line, tree in zip(p.back.numpy(), trees, strict=False)]
 
-    def _fill(self, p: Pass, trees: Sequence[WalkRows], counts: Sequence[int]) -> None:
-        size = Bucket(p.logits.shape[0], p.out.shape[0])
-        words = p.sent.numpy()
-        rows, n = sum(counts), len(trees)
+    def _fill(self, p: Pass, trees: Sequence[WalkRows], starts: Sequence[int]) -> None:
+        size, words = p.size, p.sent.numpy()
+        rows, n = starts[-1], len(trees)
         words[:rows] = [parent for tree in trees for parent in tree.parents]
         words[rows : size.rows] = -1
         tokens = words[size.rows : 2 * size.rows]
         tokens[:rows] = [token for tree in trees for token in tree.tokens]
-        tokens[rows:] = -1
-        starts = words[2 * size.rows : 2 * size.rows + size.trees + 1]
-        starts[0], starts[1 : n + 1], starts[n + 1 :] = 0, np.cumsum(counts), rows
+        begins = words[2 * size.rows : 2 * size.rows + size.trees + 1]
+        begins[: n + 1], begins[n + 1 :] = starts, rows
         laws = words[2 * size.rows + size.trees + 1 :].reshape(LAW_WORDS, size.trees)
         laws[:, n:] = 0
         given = [tree.law for tree in trees]
@@ -98,28 +100,26 @@ class CudaWalker:
         wide[7, :n] = [law.seed >> 32 for law in given]
 
     def _make(self, size: Bucket) -> Pass:
-        pinned = self.device.type == "cuda"
-        sent = torch.zeros(size.words, dtype=torch.int32, pin_memory=pinned)
-        block = sent.to(self.device)
-        logits = torch.zeros(size.rows, self.vocabulary, device=self.device)
-        out = torch.zeros(size.trees, MOST_ROWS + 2, dtype=torch.int32, device=self.device)
-        back = torch.zeros(out.shape, dtype=torch.int32, pin_memory=pinned)
+        sent, block = self._device.host_room(size.words), self._device.room(size.words)
+        back, out = (room(size.trees, MOST_ROWS + 2) for room in (self._device.host_room, self._device.room))
         parents, tokens, starts, laws = torch.split(
             block, [size.rows, size.rows, size.trees + 1, LAW_WORDS * size.trees]
         )
-        law = laws.view(LAW_WORDS, size.trees)
+        law, logits = laws.view(LAW_WORDS, size.trees), self._logits[: size.rows]
 
         def launch() -> None:
+            block.copy_(sent, non_blocking=True)
             masks = tree_mask(parents, starts)
             seeds = torch.stack([law[6], law[7]], -1).view(torch.int64).view(-1)
-            fractions = law[:3].contiguous().view(torch.float32)
+            fractions = law[:3].clone().view(torch.float32)
             drawn = Laws(fractions[0], law[3], fractions[1], fractions[2], seeds, law[4], law[5])
-            accepted = tree_accept(logits, parents, tokens, masks.depth, masks.mask, starts, drawn, MOST_ROWS)
-            out[:, :MOST_ROWS], out[:, MOST_ROWS], out[:, MOST_ROWS + 1] = (
-                accepted.path, accepted.length, accepted.bonus
+            path, length, bonus, _ = tree_accept(
+                logits, parents, tokens, masks.depth, masks.mask, starts, drawn, MOST_ROWS
             )  # fmt: skip
+            torch.cat([path, length.unsqueeze(1), bonus.unsqueeze(1)], 1, out=out)
+            back.copy_(out, non_blocking=True)
 
-        return Pass(logits, sent, block, out, back, Recorded(launch, self.device))
+        return Pass(size, sent, back, self._device.recorded(launch))
 
 
 def _check(logits: torch.Tensor, trees: Sequence[WalkRows], counts: Sequence[int], vocabulary: int) -> None:
@@ -133,8 +133,8 @@ def _check(logits: torch.Tensor, trees: Sequence[WalkRows], counts: Sequence[int
             raise ValueError(f"tree {n}: no such rows, or more than {MOST_ROWS}")
 
 
-def _walked(line: Sequence[int], tree: WalkRows) -> Walked:
-    path, bonus = line[: line[MOST_ROWS]], line[MOST_ROWS + 1]
+def _walked(line: Ints, tree: WalkRows) -> Walked:
+    path, bonus = line[: line[MOST_ROWS]].tolist(), int(line[MOST_ROWS + 1])
     if bonus < 0:
         raise ValueError(f"row {tree.first + path[-1]} has no largest finite logit")
-    return Walked(list(path), bonus)
+    return Walked(path, bonus)

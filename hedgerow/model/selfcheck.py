@@ -101,17 +101,17 @@ def tree_logits(model: Target, prompt: Sequence[int], tree: Sequence[int], chunk
     """Logits of all rows of the tree after the prompt, which is computed in `chunks`."""
     cache, begin = model.new_cache(3), 0
     for rows in chunks:
-        model.forward([SequenceRows(begin, PAGES, prompt[begin : begin + rows], range(-1, rows - 1), [])], cache)
+        model.forward([SequenceRows(begin, PAGES, prompt[begin : begin + rows], range(-1, rows - 1), [], True)], cache)
         begin += rows
-    return model.forward([SequenceRows(begin, PAGES, tree, PARENTS, range(len(tree)))], cache).logits
+    return model.forward([SequenceRows(begin, PAGES, tree, PARENTS, range(len(tree)))], cache).logits.clone()
 
 
 def plain_logits(model: Target, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
     """Logits of `tokens`, one step each, beside another sequence."""
     cache, other = model.new_cache(3), SequenceRows(0, [1], tokens, range(-1, len(tokens) - 1), [0])
-    model.forward([SequenceRows(0, PAGES, prompt, range(-1, len(prompt) - 1), [])], cache)
+    model.forward([SequenceRows(0, PAGES, prompt, range(-1, len(prompt) - 1), [], True)], cache)
     rows = []
     for i, token in enumerate(tokens):
         mine = SequenceRows(len(prompt) + i, PAGES, [token], [-1], [0])
-        rows.append(model.forward([other, mine], cache).logits[-1])
+        rows.append(model.forward([other, mine], cache).logits[-1].clone())
     return torch.stack(rows)

@@ -1,6 +1,6 @@
 """Dense products whose rows depend on nothing but themselves.
 
-    y[r, h, n] = sum_k x[s(r), h, k] w[h, n, k],   s(r) = rows[r], or r where there is no `rows`
+    y[r, h, n] = scale * sum_k x[s(r), h, k] w[h, n, k],   s(r) = rows[r], or r where there is no `rows`
 
 x [R', H, K], w [H, N, K] -> y [R, H, N], summed in float32 and rounded once; H is 1 for the two-dimensional form.
 
@@ -31,7 +31,7 @@ def reference(x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor | None = None
 @triton.jit(do_not_specialize=["count"])
 def _linear(
     x, rows, w, out, count, N: tl.constexpr, K: tl.constexpr,
-    x_row, x_head, out_row, out_head,
+    x_row, x_head, out_row, out_head, scale,
     GATHER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -52,7 +52,7 @@ def _linear(
             b = tl.load(w + k[:, None], mask=(n < N)[None, :] & (k < K)[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision="ieee")
     out += head * out_head + m[:, None].to(tl.int64) * out_row + n[None, :]
-    tl.store(out, acc.to(out.dtype.element_ty), mask=live[:, None] & (n < N)[None, :])
+    tl.store(out, (acc * scale).to(out.dtype.element_ty), mask=live[:, None] & (n < N)[None, :])
 
 
 def linear(
@@ -61,6 +61,7 @@ def linear(
     out: torch.Tensor,
     rows: torch.Tensor | None = None,
     tile: int | None = None,
+    scale: float = 1.0,
 ) -> torch.Tensor:
     """Fills out [R, N] from x [R', K] and w [N, K], or out [R, H, N] from x [R', H, K] and w [H, N, K].
 
@@ -86,7 +87,7 @@ def linear(
     grid = (triton.cdiv(n, BLOCK_N), triton.cdiv(count, bm), heads)
     _linear[grid](
         x, x if rows is None else rows, w, out, count, n, k,
-        x.stride(0), x.stride(1), out.stride(0), out.stride(1),
+        x.stride(0), x.stride(1), out.stride(0), out.stride(1), scale,
         GATHER=rows is not None, BM=bm, BN=BLOCK_N, BK=min(64, triton.next_power_of_2(k)), num_warps=4, num_stages=3,
     )  # fmt: skip
     return out

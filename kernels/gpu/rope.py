@@ -27,7 +27,7 @@ def reference(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: t
 
 @triton.jit
 def _rope(
-    x, position, cos, sin, out, x_row, x_head, out_row, out_head,
+    x, position, cos, sin, out, x_row, x_head, out_row, out_head, scale,
     HEADS: tl.constexpr, HALF: tl.constexpr, HB: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(0)
@@ -37,15 +37,25 @@ def _rope(
     live = (h < HEADS)[:, None] & (i < HALF)[None, :]
     even = tl.load(at, mask=live, other=0.0).to(tl.float32)
     odd = tl.load(at + 1, mask=live, other=0.0).to(tl.float32)
-    c = tl.load(cos + p * HALF + i)[None, :]
-    s = tl.load(sin + p * HALF + i)[None, :]
+    c = tl.load(cos + p * HALF + i)[None, :] * scale
+    s = tl.load(sin + p * HALF + i)[None, :] * scale
     into = out + r.to(tl.int64) * out_row + h[:, None] * out_head + 2 * i[None, :]
     tl.store(into, (even * c - odd * s).to(out.dtype.element_ty), mask=live)
     tl.store(into + 1, (even * s + odd * c).to(out.dtype.element_ty), mask=live)
 
 
-def rope(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
-    """Fills out [R, H, D] from x. Positions within the tables: not checked here. ValueError names what does not fit."""
+def rope(
+    x: torch.Tensor,
+    position: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    out: torch.Tensor,
+    scale: float = 1.0,
+) -> None:
+    """Fills out [R, H, D] from x, times `scale`. Positions within the tables: not checked here.
+
+    ValueError names what does not fit.
+    """
     rows, heads, width = x.shape
     for name, tensor in (("x", x), ("out", out)):
         if tensor.shape != x.shape or tensor.stride(2) != 1:
@@ -58,7 +68,7 @@ def rope(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: torch.
     check("sin", sin, tuple(cos.shape), torch.float32)
     _power_of_two("x", width)
     _rope[(rows,)](
-        x, position, cos, sin, out, x.stride(0), x.stride(1), out.stride(0), out.stride(1),
+        x, position, cos, sin, out, x.stride(0), x.stride(1), out.stride(0), out.stride(1), scale,
         HEADS=heads, HALF=width // 2, HB=triton.next_power_of_2(heads), num_warps=1,
     )  # fmt: skip
 

@@ -38,9 +38,9 @@ def _row_attention(
     h, c, d, j = tl.arange(0, HB), tl.arange(0, C), tl.arange(0, D), tl.arange(0, 64)
     heads = (h < HEADS)[:, None]
     into = out + (r.to(tl.int64) * HEADS + h[:, None]) * C + c[None, :]
-    if of < 0:
+    if of == -1:
         tl.store(into, tl.zeros((HB, C), out.dtype.element_ty), mask=heads)
-    else:
+    elif of >= 0:
         last, cut = tl.load(position + r), tl.load(shared + r)
         query = q + (r.to(tl.int64) * HEADS + h[:, None]) * (C + D)
         q_latent = tl.load(query + c[None, :], mask=heads, other=0.0)
@@ -81,7 +81,10 @@ def row_attention(
     out: torch.Tensor,
     scale: float,
 ) -> None:
-    """Fills out [R, H, C]; rows of padding with zeros. ValueError names what does not fit."""
+    """Fills out [R, H, C]; rows of padding (seq -1) with zeros, rows of another form (seq -2) not at all.
+
+    ValueError names what does not fit.
+    """
     rows, heads, width = q.shape
     latent = out.shape[2]
     turned = width - latent

@@ -35,7 +35,7 @@ from services.verifier.vocabulary import read_vocabulary
 
 SERVICE = "hedgerow.v1.VerifierService"
 LAST_WORDS = 1.0  # seconds that error updates, and the ends of streams, have to leave a process that is about to end
-MOST_CUDA_BUDGET = 63
+MOST_ON_CUDA = {"max_budget": 63, "max_sequences": 64}  # a tree and its anchor are 64 rows there
 log = get_log(__name__)
 
 
@@ -126,9 +126,10 @@ def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
 
 def _model(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Model:
     engine, device = cast(Engine, config.engine), cast(Device, config.device)
-    if device == "cuda" and config.max_budget > MOST_CUDA_BUDGET:
-        limit = f"at most {MOST_CUDA_BUDGET} where device is cuda: a tree and its anchor are 64 rows there"
-        raise ConfigError(variable_of("max_budget"), str(config.max_budget), limit)
+    for field, most in MOST_ON_CUDA.items() if device == "cuda" else ():
+        value = getattr(config, field)
+        if value > most:
+            raise ConfigError(variable_of(field), str(value), f"at most {most} where device is cuda")
     return load_target(config.model_path, layers, engine, config.threads_used, device=device)
 
 

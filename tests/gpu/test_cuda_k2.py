@@ -81,12 +81,12 @@ def test_rows_have_bits_of_their_own(pair: Pair) -> None:
 
 def test_features_and_latents_are_what_pytorch_computes(pair: Pair) -> None:
     last = len(pair.prompt) - 1
-    rows = SequenceRows(0, (2, 0), pair.prompt, range(-1, last), [last])
+    rows = SequenceRows(0, (2, 0), pair.prompt, range(-1, last), [last], True)
     cache, other = pair.model.new_cache(3), pair.reference.new_cache(3)
     got, expected = pair.model.forward([rows], cache), pair.reference.forward([rows], other)
     assert got.features.device.type == "cpu"
     assert got.features.shape == expected.features.shape
-    close(got.logits, expected.logits)
+    close(got.logits, expected.logits)  # waits for the device
     error = (got.features - expected.features).square().mean().sqrt() / expected.features.std()
     assert float(error) < (1e-5 if INTERPRETED else 0.05)
     slots = [*range(128, 192), *range(6)][: last + 1]
@@ -99,7 +99,7 @@ def test_a_batch_of_other_sequences_changes_no_bit(pair: Pair) -> None:
     cache = pair.model.new_cache(6)
     prompts = [pair.prompt[:n] for n in (1, 63, 20)]
     alone = [
-        pair.model.forward([SequenceRows(0, (n,), p, range(-1, len(p) - 1), [len(p) - 1])], cache).logits
+        pair.model.forward([SequenceRows(0, (n,), p, range(-1, len(p) - 1), [len(p) - 1])], cache).logits.clone()
         for n, p in enumerate(prompts)
     ]
     together = [SequenceRows(0, (n + 3,), p, range(-1, len(p) - 1), [len(p) - 1]) for n, p in enumerate(prompts)]
@@ -118,6 +118,24 @@ def test_a_moved_latent_is_the_same_latent(pair: Pair) -> None:
         cache.copy([0], [128])
 
 
+def test_a_step_of_output_and_prompts_has_the_bits_of_steps_apart(pair: Pair) -> None:
+    """A tree, a plain row and a prompt's chunk in one step; the prompt comes last."""
+    model, cache = pair.model, pair.model.new_cache(12)
+    for pages in ((0, 1), (4, 5)):
+        model.forward([SequenceRows(0, pages, pair.prompt[:5], range(-1, 4), [], True)], cache)
+    tree = SequenceRows(5, (0, 1), pair.tree, PARENTS, range(len(PARENTS)))
+    row = SequenceRows(5, (4, 5), [7], [-1], [0])
+    chunk = SequenceRows(0, (8, 9), pair.prompt, range(-1, len(pair.prompt) - 1), [len(pair.prompt) - 1], True)
+    apart = [model.forward([part], cache).logits.clone() for part in (tree, row, chunk)]
+    together = model.forward([tree, row, chunk], cache)
+    if INTERPRETED:
+        torch.testing.assert_close(together.logits, torch.cat(apart), atol=1e-4, rtol=0)
+    else:
+        assert torch.equal(together.logits, torch.cat(apart))
+    with pytest.raises(InvalidRequest, match="behind the rows of output"):
+        model.forward([chunk, row], cache)
+
+
 BAD = {
     "tokens": SequenceRows(0, (0,), [], [], []),
     "parents": SequenceRows(0, (0,), [1, 2, 3], [-1, 2, 0], []),
@@ -126,6 +144,7 @@ BAD = {
     "vocabulary": SequenceRows(0, (0,), [1 << 20], [-1], []),
     "want_logits": SequenceRows(0, (0,), [1, 2], [-1, 0], [1, 0]),
     "64 rows of a tree": SequenceRows(0, (0, 1), [1] * 65, [-1] * 65, []),
+    "64 rows of output": SequenceRows(0, (0, 1), [1] * 65, range(-1, 64), []),
     "2 pages": SequenceRows(0, (2,), [1], [-1], []),
 }
 

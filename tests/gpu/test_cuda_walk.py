@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from hedgerow.model.cuda_graph import Device
 from hedgerow.model.cuda_trees import CudaTrees
 from hedgerow.model.cuda_walk import CudaWalker
 from kernels.sample import Law
@@ -17,7 +18,7 @@ from kernels.tree_accept import WalkRows, walk_trees
 from kernels.tree_build import plain_trees
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+DEVICE = "cpu" if INTERPRETED else "cuda"
 VOCABULARY = 64
 pytestmark = [
     pytest.mark.gpu,
@@ -33,7 +34,7 @@ LAWS = [
 
 @pytest.fixture(scope="module")
 def walker() -> CudaWalker:
-    return CudaWalker(VOCABULARY, DEVICE)
+    return CudaWalker(VOCABULARY, Device(torch.device(DEVICE)))
 
 
 def random_trees(choose: random.Random, count: int) -> list[WalkRows]:
@@ -70,7 +71,7 @@ def test_walks_are_those_of_the_cpu(walker: CudaWalker, count: int) -> None:
         expected = walk_trees(logits, trees)
         assert walker(logits.to(DEVICE), trees) == expected
         longest = max(longest, *(len(walked.path) for walked in expected))
-    assert longest > 1
+    assert longest > 1 or count == 1
 
 
 def test_rows_may_overlap_and_come_in_any_order(walker: CudaWalker) -> None:
@@ -97,7 +98,7 @@ def test_rows_that_are_not_there_are_refused(walker: CudaWalker) -> None:
 
 def test_trees_are_those_of_the_cpu() -> None:
     logits = torch.randn(3, 7, VOCABULARY, generator=torch.Generator().manual_seed(0)) * 3
-    build = CudaTrees(7, VOCABULARY, DEVICE)
+    build = CudaTrees(7, VOCABULARY, Device(torch.device(DEVICE)))
     for budgets, caps in (([8, 3, 0], [0, 2, 0]), ([5], [0])):
         expected = plain_trees(logits[: len(budgets)], budgets, caps)
         for got, tree in zip(build(logits[: len(budgets)].to(DEVICE), budgets, caps), expected, strict=True):

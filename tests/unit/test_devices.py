@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +79,9 @@ def test_a_service_without_a_gpu_says_so_and_ends(service: str) -> None:
     assert "device: 'cuda' is not allowed: needs a torch built for CUDA" in done.stdout + done.stderr
 
 
-def test_trees_of_more_rows_than_a_cuda_step_takes_are_refused_at_the_start() -> None:
-    config = VerifierServiceConfig(model_path=Path("x"), model_name="m", device="cuda", max_budget=64)
-    with pytest.raises(ConfigError, match=r"HEDGEROW_MAX_BUDGET.*at most 63 where device is cuda"):
+@pytest.mark.parametrize(("field", "most"), [("max_budget", 63), ("max_sequences", 64)])
+def test_more_than_a_cuda_step_takes_is_refused_at_the_start(field: str, most: int) -> None:
+    limits: dict[str, Any] = {field: most + 1}
+    config = VerifierServiceConfig(model_path=Path("x"), model_name="m", device="cuda", **limits)
+    with pytest.raises(ConfigError, match=rf"HEDGEROW_{field.upper()}.*at most {most} where device is cuda"):
         load(config, ())
