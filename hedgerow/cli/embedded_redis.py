@@ -57,6 +57,7 @@ class EmbeddedRedis:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
         self._was_ready = False
+        self._outcome = ""  # of its last life
         self._keeper: threading.Thread | None = None
 
     def __enter__(self) -> EmbeddedRedis:
@@ -110,7 +111,7 @@ class EmbeddedRedis:
         while not self._answers():
             assert self._keeper is not None
             if not self._keeper.is_alive():
-                raise Unavailable(_WHAT, f"the server ended at once; it said: {self._last_words()}")
+                raise Unavailable(_WHAT, f"the server {self._outcome}; it said: {self._last_words()}")
             if time.monotonic() > deadline:
                 raise Unavailable(_WHAT, f"no PONG within {timeout:g} s; it said: {self._last_words()}")
             time.sleep(_POLL)
@@ -146,7 +147,7 @@ class EmbeddedRedis:
         delay = self._backoff.first
         while not self._stopping.is_set():
             began = time.monotonic()
-            outcome = self._live(binary)
+            outcome = self._outcome = self._live(binary)
             if self._stopping.is_set() or not self._was_ready:
                 return
             if time.monotonic() - began > self._backoff.calm:

@@ -134,6 +134,14 @@ def test_taken_port_is_told_with_the_servers_own_words(tmp_path: Path) -> None:
         pass  # nothing of the failed start is left
 
 
+def test_a_server_that_cannot_be_started_at_all_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own log is empty then: "the server ended at once; it said: nothing"."""
+    server = EmbeddedRedis(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")  # which ties it to this process
+    with pytest.raises(Unavailable, match=r"the server cannot be started: \[Errno 2\] .*'/nowhere/python'; it said: "):
+        server.start()
+
+
 def test_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from hedgerow.cli.embedded_redis import EmbeddedRedis\n"
