@@ -136,6 +136,8 @@ def version_of(compiler: str) -> str:
 
 def compile_all(compiler: str, flags: Sequence[str], target: Path) -> None:
     run([compiler, *flags, *(str(HERE / name) for name in SOURCES), "-o", str(target), "-lm", "-lpthread"])
+    if not target.is_file():
+        raise BuildError(f"{compiler} wrote no library")
 
 
 def run(command: list[str]) -> str:

@@ -90,6 +90,7 @@ def test_torch_is_taken_when_it_is_asked_for(tiny: TinyPaths) -> None:
         ("echo 'x.c:1: error: no such instruction' >&2; exit 1", "failed: x.c:1: error: no such instruction"),
         ("exit 3", "failed: no output"),
         ("kill -9 $$", "failed: no output"),
+        ("exit 0", "wrote no library"),
     ],
 )
 def test_a_compiler_that_fails_is_told_in_one_line(tmp_path: Path, text: str, why: str) -> None:
