@@ -5,7 +5,7 @@ QUICK := not gpu and not slow and not system
 BUF := npm exec --yes --package=@bufbuild/buf@1.75.0 -- buf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup protos check test test-system demo up bench exactness acceptance simulate
+.PHONY: help setup protos golden check test test-system demo up bench exactness acceptance simulate
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,9 @@ check: setup ## formatting, lint, types, import directions, protos, generated co
 	@cd protos && $(BUF) lint && $(BUF) breaking --against released.binpb
 	@$(PYTHON) deploy/generate.py --check
 	@$(VENV)/python deploy/k8s/generate.py --check
+
+golden: setup ## write the reviewed renders of the chart anew; helm on PATH; then read the difference
+	@$(VENV)/python -m tests.system.golden
 
 protos: ## regenerate hedgerow/v1 from protos/
 	@$(PYTHON) deploy/generate.py
