@@ -50,10 +50,25 @@ def threshold(cost, want):
 
 
 @triton.jit
-def few_threshold(cost, want):
-    """As `threshold`, without the count. 0 wanted: the least number."""
-    less = tl.sum((cost[None, :] < cost[:, None]).to(tl.int32), 1)
+def few_threshold(cost, want, scratch_ptr):
+    """As `threshold`, without the count. 0 wanted: the least number. scratch: room for n of 8 bytes."""
+    j = tl.arange(0, cost.shape[0])
+    tl.store(scratch_ptr + j, cost.to(tl.int64))
+    tl.debug_barrier()  # what other threads stored is read back
+    less = _less(scratch_ptr, cost.to(tl.int64), cost.shape[0])
+    tl.debug_barrier()
     return tl.max(tl.where(less < want, cost, -0x80000000), 0)
+
+
+@triton.jit
+def _less(keys_ptr, key, COUNT: tl.constexpr):
+    """How many of the COUNT keys in memory are less than each of `key`; a few at a time, for registers are few."""
+    STEP: tl.constexpr = 32 if COUNT > 32 else COUNT
+    less = tl.zeros([key.shape[0]], tl.int32)
+    for i in tl.range(COUNT // STEP):
+        other = tl.load(keys_ptr + i * STEP + tl.arange(0, STEP))
+        less += tl.sum((other[None, :] < key[:, None]).to(tl.int32), 1)
+    return less
 
 
 @triton.jit
@@ -127,10 +142,11 @@ def gather_row(
     """Keys (cost above, id below) of the row's `want` first and perhaps more, PLACES at most, to scratch; their number.
 
     best [TILE]: the largest of each place of the tiles, from a pass over the row. want <= vocabulary, and <= LANES / 2.
+    LANES <= PLACES.
     With SUMS also the sum of exp(x - base), to which NaN counts.
     """
     lanes = tl.max(tl.reshape(best, (TILE // LANES, LANES)), 0)
-    least = disordered(few_threshold(ordered(lanes) ^ -1, want) ^ -1)
+    least = disordered(few_threshold(ordered(lanes) ^ -1, want, scratch_ptr) ^ -1)
     last = 0x7FFFFFFF
     held = tl.zeros([TILE], tl.int32)
     sums = tl.zeros([TILE], tl.float32)
@@ -164,6 +180,7 @@ def sort_few(keys_ptr, found, PLACES: tl.constexpr):
     """The `found` distinct keys that this program stored, and each one's place in order; behind them NO_KEY."""
     tl.debug_barrier()  # what other threads stored is read back
     j = tl.arange(0, PLACES)
-    key = tl.load(keys_ptr + j, mask=j < found, other=0)
-    key = tl.where(j < found, key, NO_KEY + j.to(tl.int64))
-    return key, tl.sum((key[None, :] < key[:, None]).to(tl.int32), 1)
+    tl.store(keys_ptr + j, NO_KEY + j.to(tl.int64), mask=j >= found)
+    tl.debug_barrier()
+    key = tl.load(keys_ptr + j)
+    return key, _less(keys_ptr, key, PLACES)

@@ -111,11 +111,11 @@ def _tree_build(
     budget = tl.minimum(tl.maximum(tl.load(budgets_ptr + s), 0), NODES)
     count = tl.minimum(budget, tl.sum(real.to(tl.int32), 0))
     tl.store(out_counts + s, count)
-    kept = _candidates(cost, row, count, BLOCK, BLOCK if BLOCK < 128 else 128, FOUND)
-    place = tl.cumsum(kept.to(tl.int32), 0) - 1
     scratch_ptr += s * (FOUND + PLACES)
+    kept, found = _candidates(cost, row, count, scratch_ptr, BLOCK, BLOCK if BLOCK < 128 else 128, FOUND)
+    place = tl.cumsum(kept.to(tl.int32), 0) - 1
     tl.store(scratch_ptr + place, (cost.to(tl.int64) << 32) | row, mask=kept)
-    _sort(scratch_ptr, tl.sum(kept.to(tl.int32), 0), FOUND, PLACES)
+    _sort(scratch_ptr, found, FOUND, PLACES)
     _finish(
         tokens_ptr, table_ptr, scratch_ptr + FOUND, out_tokens, out_parents, out_depth, out_mask, out_logprobs,
         s, width, rows, count, DEPTH, NODES, PLACES, FIELDS,
@@ -123,16 +123,18 @@ def _tree_build(
 
 
 @triton.jit
-def _candidates(cost, row, count, BLOCK: tl.constexpr, LANES: tl.constexpr, FOUND: tl.constexpr):
+def _candidates(cost, row, count, scratch_ptr, BLOCK: tl.constexpr, LANES: tl.constexpr, FOUND: tl.constexpr):
     """[BLOCK] bool, FOUND times true at most: the `count` first, and perhaps more, by the least of each lane."""
     lanes = cost
     if BLOCK > 512:
         lanes = tl.min(tl.reshape(cost, (BLOCK // 512, 512)), 0)
-    t = few_threshold(tl.min(tl.reshape(lanes, (lanes.shape[0] // LANES, LANES)), 0), count)
-    kept = (cost <= t) & (count > 0)
-    if tl.sum(kept.to(tl.int32), 0) > FOUND:  # ties
+    t = few_threshold(tl.min(tl.reshape(lanes, (lanes.shape[0] // LANES, LANES)), 0), count, scratch_ptr)
+    kept = cost <= t  # none, where none are wanted
+    found = tl.sum(kept.to(tl.int32), 0)
+    if found > FOUND:  # ties
         kept = choose(cost, row, count)
-    return kept
+        found = count
+    return kept, found
 
 
 @triton.jit
@@ -207,7 +209,7 @@ def tree_build(
         ranks = table(depth, nodes, device)
         rows = ranks.shape[1]
         block, places = triton.next_power_of_2(rows), max(16, triton.next_power_of_2(nodes))
-        found = 2 * places
+        found = max(2 * places, 128)
         scratch = torch.empty((sequences, found + places), dtype=torch.int64, device=device)
         _tree_build[(sequences,)](
             logprobs, tokens, budgets, caps, ranks, scratch, *narrow, mask, sigma, counts, width, rows,
