@@ -103,6 +103,7 @@ def samples(ready: Sequence[Ready], rounds: int) -> list[list[float]]:
 def row(ready: Ready, times: Sequence[float], rates: Rates) -> dict[str, Any]:
     cell, work = ready.cell, ready.cell.work
     us, floor = statistics.median(times), floor_us(work, rates)
+    limit = cell.limit if cell.times is None else round(cell.times * floor, 3)
     return {
         "op": cell.op,
         "shape": cell.shape,
@@ -114,8 +115,8 @@ def row(ready: Ready, times: Sequence[float], rates: Rates) -> dict[str, Any]:
         "tflop_s": round(work.flops / us / 1e6, 2),
         "floor_us": round(floor, 3),
         "ratio": round(us / floor, 2) if floor else None,
-        "limit_us": cell.limit,
-        "within": None if cell.limit is None else us <= cell.limit,
+        "limit_us": limit,
+        "within": None if limit is None else us <= limit,
         "cold": ready.cold,
         "calls": ready.calls,
     }

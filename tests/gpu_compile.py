@@ -18,6 +18,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 from kernels.gpu import checks
@@ -67,18 +69,23 @@ def build(launch: Launch, capability: int) -> Compiled:
     signature, constants, attributes = dict[str, str](), dict[tuple[int, ...], Any](), dict[tuple[int, ...], Any]()
     for i, parameter in enumerate(launch.function.params):
         value = launch.arguments[parameter.name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        special = type(value) is int and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (special and value == 1):
             signature[parameter.name], constants[(i,)] = "constexpr", value
             continue
         if isinstance(value, torch.Tensor):
             signature[parameter.name] = KINDS[value.dtype]
+        elif isinstance(value, TensorDescriptor):
+            box = ", ".join(str(size) for size in value.block_shape)
+            signature[parameter.name] = f"tensordesc<{KINDS[value.base.dtype][1:]}[{box}],{value.layout!r}>"
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
         else:
             signature[parameter.name] = "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
-        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+        if isinstance(value, torch.Tensor) or (special and value % 16 == 0):
             attributes[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(launch.function, signature, constants, attributes)
+    source_of = GluonASTSource if isinstance(launch.function, GluonJITFunction) else ASTSource
+    source = source_of(launch.function, signature, constants, attributes)
     return read(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options))
 
 

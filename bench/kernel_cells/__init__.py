@@ -36,4 +36,5 @@ class Cell(NamedTuple):
     footprint: int  # bytes of one data set
     form: str = "kernel"  # or "peer NAME", "baseline NAME"
     limit: float | None = None  # us, the bar of this cell
+    times: float | None = None  # the bar as so many times the floor
     most_sets: int = 400  # where a data set is dear to make

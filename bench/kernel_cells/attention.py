@@ -14,6 +14,7 @@ from functools import cache
 import torch
 
 from bench.kernel_cells import Call, Cell, Work
+from bench.tree_baseline import per_head
 from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_reference import prefill_attention_reference, tree_attention_reference
 from kernels.gpu.mla_tree_attention import Plan, Workspace, mla_tree_attention, split_width
@@ -22,17 +23,19 @@ HEADS, LATENT, ROPE = 8, 512, 64
 WIDTH = LATENT + ROPE
 POOL = 65536  # pages: 4.8 GB, of which every call reads others
 ROOM = 1024  # tokens that a session may still grow by
-# (B, L, T): the bar in us, or as a ratio to the floor; the best width and form found
+# (B, L, T): the bar, in us for one session and as a ratio to the floor for eight; the best width and form found
+NARROW, WIDE, WHOLE = Plan(16, 2, 132, 64), Plan(64, 2, 132, 64), Plan(64, 2, 132, 512)
 CELLS: dict[tuple[int, int, int], tuple[float | None, int, Plan | None]] = {
     (1, 1024, 16): (11, 64, None),
-    (1, 8192, 1): (15, 128, None),
-    (1, 8192, 16): (21, 256, None),
-    (1, 32768, 16): (40, 512, None),
-    (8, 32768, 1): (None, 2048, None),
-    (8, 32768, 8): (None, 2048, None),
-    (8, 32768, 16): (None, 4096, None),
-    (8, 32768, 32): (None, 8192, None),
-    (8, 32768, 64): (None, 16384, None),
+    (1, 8192, 1): (15, 128, Plan(16, 1, 264, 64)),
+    (1, 8192, 16): (21, 128, WIDE),
+    (1, 32768, 16): (40, 512, WIDE),
+    (1, 32768, 32): (None, 1024, WIDE),
+    (8, 32768, 1): (1.3, 2048, NARROW),
+    (8, 32768, 8): (1.6, 2048, WHOLE),
+    (8, 32768, 16): (1.7, 4096, WHOLE),
+    (8, 32768, 32): (1.6, 8192, WHOLE),
+    (8, 32768, 64): (1.55, 16384, WHOLE),
 }
 
 
@@ -69,7 +72,7 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def tree_cell(
-    batch: int, length: int, rows: int, width: int, form: Plan | None, name: str, limit: float | None = None
+    batch: int, length: int, rows: int, width: int, form: Plan | None, name: str, bar: float | None = None
 ) -> Cell:
     splits = max(32, 1 << (-(-(length + rows) // width) - 1).bit_length())
     pages = -(-(length + rows) // 64)
@@ -92,7 +95,8 @@ def tree_cell(
         return Call(run, [out], check)
 
     need = work(batch, length, rows)
-    return Cell("mla_tree_attention", shape(batch, length, rows), need, make, need.read, name, limit)
+    cell = Cell("mla_tree_attention", shape(batch, length, rows), need, make, need.read, name)
+    return cell._replace(limit=bar) if batch == 1 else cell._replace(times=bar)
 
 
 def peer_cell(batch: int, length: int, rows: int) -> Cell:
@@ -116,6 +120,31 @@ def peer_cell(batch: int, length: int, rows: int) -> Cell:
 
     need = work(batch, length, rows)
     return Cell("mla_tree_attention", shape(batch, length, rows), need, make, need.read, "peer FlashMLA")
+
+
+def baseline_cell(length: int, rows: int) -> Cell:
+    """One session; see bench/tree_baseline.py."""
+    pages = -(-(length + rows) // 64)
+
+    def make() -> Call:
+        table = torch.randperm(POOL, device="cuda")[:pages].to(torch.int32)
+        q = torch.randn(rows, HEADS, WIDTH, device="cuda").bfloat16() / math.sqrt(192)
+        place = torch.arange(length + rows, device="cuda")
+        slots = table[place // 64].long() * 64 + place % 64
+        trees = masks(1, rows)
+        own = (trees[:, None] >> torch.arange(rows, device="cuda")) & 1
+        sees = torch.cat([torch.ones(rows, length, device="cuda"), own], 1).to(torch.uint8)
+        out = torch.empty(rows, HEADS, LATENT, dtype=torch.bfloat16, device="cuda")
+        lens = torch.tensor([length], dtype=torch.int32, device="cuda")
+        starts = torch.tensor([0, rows], dtype=torch.int32, device="cuda")
+
+        def check() -> None:
+            close(out, tree_attention_reference(q, pool(), table[None], lens, starts, trees, LATENT))
+
+        return Call(lambda: per_head(q, pool(), slots, sees, out), [out], check)
+
+    need = work(1, length, rows)
+    return Cell("mla_tree_attention", shape(1, length, rows), need, make, need.read, "baseline per head", most_sets=8)
 
 
 def prefill_cell(length: int, rows: int) -> Cell:
@@ -152,11 +181,13 @@ def shape(batch: int, length: int, rows: int) -> str:
 
 
 def cells() -> Iterator[Cell]:
-    for (batch, length, rows), (limit, width, form) in CELLS.items():
+    for (batch, length, rows), (bar, width, form) in CELLS.items():
         fixed = split_width(length + ROOM)
-        yield tree_cell(batch, length, rows, fixed, None, "kernel", limit)
+        yield tree_cell(batch, length, rows, fixed, None, f"kernel S={fixed}", bar)
         if width != fixed or form is not None:
-            yield tree_cell(batch, length, rows, width, form, f"kernel best S={width}", limit)
+            yield tree_cell(batch, length, rows, width, form, f"kernel best S={width}", bar)
         yield peer_cell(batch, length, rows)
+        if (batch, length, rows) == (1, 32768, 32):
+            yield baseline_cell(length, rows)
     for length, rows in [(0, 2048), (8192, 512), (8192, 2048), (32768, 2048)]:
         yield prefill_cell(length, rows)

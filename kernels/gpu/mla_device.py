@@ -4,6 +4,7 @@ Words. A *line* is one (row, head), number row * H + head. A *tile* is up to BM 
 *split* is as many keys of a sequence, from a multiple on; the prefix's work is every split of every tile.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -46,6 +47,36 @@ def row_sum(columns, axis: gl.constexpr):
     """Sum of 64 floats >= 0 in fixed point: integers have one sum in any order, so every layout gives the same bits."""
     whole = gl.sum((columns * FINEST).to(gl.int64), axis)
     return whole.to(gl.float32) * (1.0 / FINEST)
+
+
+@triton.constexpr_function
+def lane_layout(C):
+    """[64, C] as the matrix unit leaves it in eight warps, once `by_lane` has put a lane's columns side by side."""
+    columns = [[0, 32 << i] for i in range((C // 64).bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], *columns],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0], [0, C // 2]],
+        block_bases=[],
+        shape=[64, C],
+    )
+
+
+@gluon.jit
+def by_lane(x):
+    """x [N, C] with its columns (g, j, c, e) of [C/32, 4, 4, 2] in the order (g, c, j, e), in which sums are kept.
+
+    A lane of the matrix unit's output [lines, columns] has (j, e) of its c: eight in a row, one 16-byte piece.
+    """
+    N: gl.constexpr = x.shape[0]
+    C: gl.constexpr = x.shape[1]
+    return x.reshape([N, C // 32, 4, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([N, C])
+
+
+@gluon.jit
+def real_column(c):
+    """The column that `by_lane` put at c."""
+    return c // 32 * 32 + (c // 2 % 4) * 8 + (c // 8 % 4) * 2 + c % 2
 
 
 @gluon.jit
@@ -138,6 +169,7 @@ def sequence_of(row, ROWS, B, BP: gl.constexpr, W: gl.constexpr):
         lane = gl.arange(0, BP, ONE)
         ends = gl.load(ROWS + lane + 1, mask=lane < B, other=2147483647)
         b = gl.minimum(gl.sum((ends <= row).to(gl.int32), 0), B - 1)
+        b, _, _, _, _, _, _ = uniform(b, 0, 0, 0, 0, 0, 0, W)
     return used, b
 
 

@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mma_v2
 
-from kernels.gpu.mla_device import LOG2E, LOWEST, MASKED, follow, row_sum, sequence_of
+from kernels.gpu.mla_device import LOG2E, LOWEST, MASKED, by_lane, follow, real_column, row_sum, sequence_of
 
 
 @gluon.jit
@@ -19,22 +19,30 @@ def _ones(x):
 
 
 @gluon.jit
+def _halve(rest, rank, node, half: gl.constexpr):
+    """One step in the search of the rank-th bit of `rest` that is set, node bits into the mask."""
+    count = _ones(rest & ((1 << half) - 1))
+    upper = rank >= count
+    return gl.where(upper, rest >> half, rest), gl.where(upper, rank - count, rank), gl.where(upper, node + half, node)
+
+
+@gluon.jit
 def _gather(j0, L, p, bits, pages, CACHE, column, sK, sKe, sV, C: gl.constexpr, P: gl.constexpr, W: gl.constexpr):
     """Asks for the keys at positions j0 .. j0+63 of the path; past p: zeros."""
-    PICK: gl.constexpr = gl.BlockedLayout([1, 32], [16, 2], [W, 1], [1, 0])
+    KEY: gl.constexpr = gl.BlockedLayout([1], [32], [W], [0])
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32] if C >= 256 else [2, 16], [W, 1], [1, 0])
     SLIM: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8] if P >= 64 else [8, 4], [W, 1], [1, 0])
     CUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [W, 1], [1, 0])
     CT: gl.constexpr = sV.shape[1]
-    position = j0 + gl.arange(0, 64, gl.SliceLayout(1, PICK))
-    node = gl.arange(0, 64, gl.SliceLayout(0, PICK))
-    one = gl.full([64], 1, gl.int64, gl.SliceLayout(0, PICK))
-    below = _ones(bits & ((one << node.to(gl.int64)) - 1))  # ancestors before this one
-    on_path = ((bits >> node.to(gl.int64)) & 1) != 0
-    hit = on_path[None, :] & (below[None, :] == (position - L)[:, None])
-    picked = gl.sum(gl.where(hit, node[None, :], 0), 1)
+    position = j0 + gl.arange(0, 64, KEY)
     live = position <= p
-    slot = gl.where(live, gl.where(position < L, position, L + picked), 0)
+    # the (position - L)-th of the mask's bits that are set, by halves
+    rest = gl.zeros([64], gl.int64, KEY) + bits
+    rank = position - L
+    node = gl.zeros([64], gl.int32, KEY)
+    for level in gl.static_range(6):
+        rest, rank, node = _halve(rest, rank, node, 32 >> level)
+    slot = gl.where(live, gl.where(position < L, position, L + node), 0)
     page = gl.load(pages + slot // 64, mask=live, other=0)
     where = (page.to(gl.int64) * 64 + slot % 64) * (C + P)
     WIDE1: gl.constexpr = gl.SliceLayout(1, WIDE)
@@ -51,6 +59,12 @@ def _gather(j0, L, p, bits, pages, CACHE, column, sK, sKe, sV, C: gl.constexpr, 
         value = CACHE + gl.convert_layout(where, CUT1)[:, None] + v[None, :]
         async_copy.async_copy_global_to_shared(sV, value, gl.convert_layout(live, CUT1)[:, None])
     async_copy.commit_group()
+
+
+@gluon.jit
+def _in_order(x, V: gl.constexpr):
+    """[columns, heads] in the order in which sums are kept."""
+    return gl.convert_layout(gl.permute(by_lane(gl.permute(x, (1, 0))), (1, 0)), V)
 
 
 @gluon.jit
@@ -81,6 +95,7 @@ def path_merge(
     SUMS,
     SCALARS,
     OPEN,
+    OPEN_SUMS,
     B,
     H,
     pt_stride,
@@ -98,8 +113,8 @@ def path_merge(
     A: gl.constexpr = gl.DotOperandLayout(0, M, 2)
     X: gl.constexpr = gl.DotOperandLayout(1, M, 2)
     HEAD: gl.constexpr = gl.SliceLayout(0, M)
-    # [CT columns, 8 heads], 16 bytes a lane
-    V: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2] if CT == 64 else [32, 1], [1, W], [0, 1])
+    # [CT columns, 8 heads], 8 or 16 bytes a lane
+    V: gl.constexpr = gl.BlockedLayout([8, 1] if CT > 128 else [4, 1], [16, 2] if CT == 64 else [32, 1], [1, W], [0, 1])
     VHEAD: gl.constexpr = gl.SliceLayout(0, V)
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32] if C >= 256 else [2, 16], [W, 1], [1, 0])
     SLIM: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8] if P >= 64 else [8, 4], [W, 1], [1, 0])
@@ -113,13 +128,14 @@ def path_merge(
     vhead = gl.arange(0, 8, VHEAD)
     vcolumn = column + gl.arange(0, CT, gl.SliceLayout(1, V))
     vline = row.to(gl.int64) * H + head0
-    target = OUT + vline * C + vhead[None, :] * C + vcolumn[:, None]
+    target = OUT + vline * C + vhead[None, :] * C + real_column(vcolumn)[:, None]
     real = (head0 + vhead < H)[None, :] & (vcolumn >= 0)[:, None]
     if row < used:
         sQ = gl.allocate_shared_memory(gl.bfloat16, [8, C], LATENT)
         sQe = gl.allocate_shared_memory(gl.bfloat16, [8, P], ROPE)
         sK = gl.allocate_shared_memory(gl.bfloat16, [64, C], LATENT)
         sKe = gl.allocate_shared_memory(gl.bfloat16, [64, P], ROPE)
+        sP = gl.allocate_shared_memory(gl.bfloat16, [8, 64], LATENT)
         sV = gl.allocate_shared_memory(gl.bfloat16, [64, CT], LATENT) if CT < C else sK
         L = gl.load(LENS + b)
         sbk = gl.load(WIDTHS + b) // 64
@@ -154,7 +170,7 @@ def path_merge(
             cache_modifier=".cg",
         )
         acc = gl.load(
-            SUMS + at * C + head[None, :] * (SPLITS * C) + mcolumn[:, None],
+            OPEN_SUMS + vline * C + head[None, :] * C + mcolumn[:, None],
             mask=goes_on[None, :],
             other=0.0,
             cache_modifier=".cg",
@@ -167,7 +183,7 @@ def path_merge(
                 if (full + i) % sbk == 0:
                     m0 = m
                     sum0 = row_sum(lc, 0)
-                    acc0 = acc
+                    acc0 = acc.to(gl.bfloat16).to(gl.float32)  # as every split is kept but a row's last
                     m = gl.full([8], LOWEST, gl.float32, HEAD)
                     lc = gl.zeros([64, 8], gl.float32, M)
                     acc = gl.zeros([CT, 8], gl.float32, M)
@@ -179,7 +195,12 @@ def path_merge(
             pr = gl.exp2(gl.fma(s, LOG2E, -mn[None, :]))
             lc = gl.fma(lc, a[None, :], pr)
             m = mn
-            acc = mma_v2(sV.permute((1, 0)).load(A), gl.convert_layout(pr.to(gl.bfloat16), X), acc * a[None, :])
+            sP.permute((1, 0)).store(pr.to(gl.bfloat16))
+            acc = acc * a[None, :]
+            gl.thread_barrier()
+            for g in gl.static_range(4):  # sixteen keys at a time, or their values fill the registers
+                values = sV.slice(g * 16, 16, dim=0).permute((1, 0)).load(A)
+                acc = mma_v2(values, sP.slice(g * 16, 16, dim=1).permute((1, 0)).load(X), acc)
         sum1 = row_sum(lc, 0)
         # merge: the maximum first, then left to right
         mv = gl.convert_layout(m, VHEAD)
@@ -204,13 +225,13 @@ def path_merge(
                 lk1 = gl.load(stat + (k + g) * 2 + 1, mask=ok, other=0.0, cache_modifier=".cg")
                 ak = gl.load(split + (k + g) * C, mask=ok[None, :], other=0.0, cache_modifier=".cg")
                 w = gl.exp2(mk - top)
-                o = gl.fma(ak, w[None, :], o)
+                o = gl.fma(ak.to(gl.float32), w[None, :], o)
                 total = gl.fma(lk1, w, total)
         w = gl.exp2(mv0 - top)
-        o = gl.fma(gl.convert_layout(acc0, V), w[None, :], o)
+        o = gl.fma(_in_order(acc0, V), w[None, :], o)
         total = gl.fma(gl.convert_layout(sum0, VHEAD), w, total)
         w = gl.exp2(mv - top)
-        o = gl.fma(gl.convert_layout(acc, V), w[None, :], o)
+        o = gl.fma(_in_order(acc, V), w[None, :], o)
         total = gl.fma(gl.convert_layout(sum1, VHEAD), w, total)
         scale = gl.where(total > 0.0, 1.0 / gl.where(total > 0.0, total, 1.0), 0.0)
         scale = gl.where(gl.maximum(p, 0) // (sbk * 64) < SPLITS, scale, float("nan"))

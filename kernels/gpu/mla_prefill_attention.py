@@ -41,29 +41,28 @@ def mla_prefill_attention(
     int32, out [R, H, C] bf16. No host sync, no allocation. Padding rows come out as zeros. On a CPU the reference runs.
     """
     check(q, cache, page_table, prefix_lens, row_start, out)
-    latent = out.shape[-1]
     if not q.is_cuda:
-        out.copy_(prefill_attention_reference(q, cache, page_table, prefix_lens, row_start, latent))
+        out.copy_(prefill_attention_reference(q, cache, page_table, prefix_lens, row_start, out.shape[-1]))
         return
+    launch(q, cache, page_table, prefix_lens, row_start, out)
+
+
+def launch(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    page_table: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    row_start: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """The kernel: a program a tile."""
     rows, heads, width = q.shape
-    batch = len(prefix_lens)
+    batch, latent = len(prefix_lens), out.shape[-1]
     tiles = rows * heads // TILE + batch + 1  # at most: a part of a tile a sequence, and one of padding
-    _prefill[(tiles,)](
-        *descriptors(q, cache, latent, TILE),
-        page_table,
-        prefix_lens,
-        row_start,
-        out,
-        batch,
-        rows * heads,
-        heads,
-        page_table.stride(0),
-        C=latent,
-        P=width - latent,
-        BP=triton.next_power_of_2(batch),
-        num_warps=8,
-        launch_pdl=True,
-    )
+    sizes = (batch, rows * heads, heads, page_table.stride(0))
+    fixed = {"C": latent, "P": width - latent, "BP": triton.next_power_of_2(batch)}
+    boxes = descriptors(q, cache, latent, TILE)
+    _prefill[(tiles,)](*boxes, page_table, prefix_lens, row_start, out, *sizes, **fixed, num_warps=8, launch_pdl=True)
 
 
 @gluon.jit

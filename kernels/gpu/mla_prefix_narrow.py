@@ -1,4 +1,4 @@
-"""The prefix of few lines: tiles of 16 or 32 lines, keys on the M side of the products (S^T = K Q^T, O^T += V^T P^T).
+"""The prefix of few lines: tiles of 16 lines, keys on the M side of the products (S^T = K Q^T, O^T += V^T P^T).
 
 Only blocks of 64 keys that lie wholly in the prefix are done here, so there is no mask. A page is one copy of 64 rows;
 with one stage two programs share an SM, with two the next page comes while this one is computed.
@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.gpu.mla_device import LOG2E, LOWEST, fill, follow, portion, row_sum
+from kernels.gpu.mla_device import LOG2E, LOWEST, by_lane, fill, follow, portion, row_sum
 
 
 @gluon.jit(do_not_specialize=["B", "G", "H", "pt_stride"])
@@ -27,9 +27,10 @@ def prefix_narrow(
     LENS,
     ROWS,
     WIDTHS,
-    SUMS,  # [lines, SPLITS, C] fp32: a split's acc
+    SUMS,  # [lines, SPLITS, C] bf16: acc of a split that is complete, columns in the order of `by_lane`
     SCALARS,  # [lines, SPLITS, 2] fp32: its maximum and row sum
-    OPEN,  # [lines, 64] fp32: of the split that the prefix leaves unfinished, the row sum's 64 terms
+    OPEN,  # [lines, 64] fp32: of the split that the prefix leaves unfinished, the row sum's 64 terms,
+    OPEN_SUMS,  # [lines, C] fp32: and acc
     B,
     G,
     H,
@@ -46,6 +47,7 @@ def prefix_narrow(
     PROB: gl.constexpr = gl.NVMMASharedLayout(2 * BM, 16, rank=2)
     M: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])  # [64 keys or C columns, BM lines]
     LINE: gl.constexpr = gl.SliceLayout(0, M)
+    SUM: gl.constexpr = gl.BlockedLayout([8, 1], [32, 1] if C >= 256 else [16, 2], [2, 2], [0, 1])
     pid = gl.program_id(0)
     follow(pid)
     b, k0, k1, line0, lines, full, sbk = portion(pid, G, ROWS, LENS, WIDTHS, B, H, BM, BP, SPLITS, 4)
@@ -79,6 +81,8 @@ def prefix_narrow(
             row1 = gl.load(page + 1, mask=n > 1, other=0) * 64
             fill(latents, ropes, row1, bar.index(1), kb.index(1), keb.index(1), C, P, n > 1)
     line = gl.arange(0, BM, LINE)
+    sline = gl.arange(0, BM, gl.SliceLayout(0, SUM))
+    scolumn = gl.arange(0, C, gl.SliceLayout(1, SUM))
     for i in range(n):
         cur = i % STAGES
         row2 = gl.load(page + i + STAGES, mask=i + STAGES < n, other=0) * 64
@@ -104,9 +108,12 @@ def prefix_narrow(
             k = k0 + i // sbk
             keep = (line < lines) & (k < SPLITS)
             place = line0.to(gl.int64) * SPLITS + k
-            gl.store(SUMS + place * C + line[None, :] * (SPLITS * C) + column[:, None], acc, mask=keep[None, :])
+            sums = gl.convert_layout(gl.permute(by_lane(gl.permute(acc.to(gl.bfloat16), (1, 0))), (1, 0)), SUM)
+            kept = (sline < lines) & (k < SPLITS)
+            gl.store(SUMS + place * C + sline[None, :] * (SPLITS * C) + scolumn[:, None], sums, mask=kept[None, :])
             gl.store(SCALARS + place * 2 + line * (2 * SPLITS), m, mask=keep)
             gl.store(SCALARS + place * 2 + line * (2 * SPLITS) + 1, row_sum(lc, 0), mask=keep)
     # what the rows' own keys go on from; only the sequence's last program can end inside a split
     unfinished = (line < lines) & (n % sbk != 0)
     gl.store(OPEN + line0 * 64 + line[None, :] * 64 + key[:, None], lc, mask=unfinished[None, :])
+    gl.store(OPEN_SUMS + line0 * C + line[None, :] * C + column[:, None], acc, mask=unfinished[None, :])

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.gpu.mla_device import LOG2E, LOWEST, fill, follow, portion, row_sum
+from kernels.gpu.mla_device import LOG2E, LOWEST, by_lane, fill, follow, lane_layout, portion, row_sum
 
 
 @gluon.jit(do_not_specialize=["B", "G", "H", "pt_stride"])
@@ -30,6 +30,7 @@ def prefix_wide(
     SUMS,
     SCALARS,
     OPEN,
+    OPEN_SUMS,
     B,
     G,
     H,
@@ -74,6 +75,7 @@ def prefix_wide(
         fill(latents, ropes, row1, bar.index(1), kb.index(1), keb.index(1), C, P, n > 1)
     it = 0  # blocks done
     lc = zs
+    acc = gl.zeros([64, C], gl.float32, ACC)
     for k in range(k0, k1):
         acc = gl.zeros([64, C], gl.float32, ACC)
         m = gl.full([64], LOWEST, gl.float32, LINE)
@@ -123,11 +125,13 @@ def prefix_wide(
         fill(latents, ropes, row2, bar.index(last), kb.index(last), keb.index(last), C, P, it + 2 < n)
         it += 1
         line = gl.arange(0, 64, LINE)
-        oline = gl.arange(0, 64, OLINE)
-        column = gl.arange(0, C, gl.SliceLayout(0, ACC))
         place = line0.to(gl.int64) * SPLITS + k
+        SUM: gl.constexpr = lane_layout(C)
+        sums = gl.convert_layout(by_lane(acc.to(gl.bfloat16)), SUM, assert_trivial=True)
+        oline = gl.arange(0, 64, gl.SliceLayout(1, SUM))
+        column = gl.arange(0, C, gl.SliceLayout(0, SUM))
         keep = (oline < lines) & (k < SPLITS)
-        gl.store(SUMS + place * C + oline[:, None] * (SPLITS * C) + column[None, :], acc, mask=keep[:, None])
+        gl.store(SUMS + place * C + oline[:, None] * (SPLITS * C) + column[None, :], sums, mask=keep[:, None])
         keep = (line < lines) & (k < SPLITS)
         gl.store(SCALARS + place * 2 + line * (2 * SPLITS), m, mask=keep)
         gl.store(SCALARS + place * 2 + line * (2 * SPLITS) + 1, total, mask=keep)
@@ -136,3 +140,7 @@ def prefix_wide(
     key = gl.arange(0, 64, gl.SliceLayout(0, S))
     unfinished = (line < lines) & (n % sbk != 0)
     gl.store(OPEN + line0 * 64 + line[:, None] * 64 + key[None, :], lc, mask=unfinished[:, None])
+    oline = gl.arange(0, 64, OLINE)
+    column = gl.arange(0, C, gl.SliceLayout(0, ACC))
+    unfinished = (oline < lines) & (n % sbk != 0)
+    gl.store(OPEN_SUMS + line0 * C + oline[:, None] * C + column[None, :], acc, mask=unfinished[:, None])

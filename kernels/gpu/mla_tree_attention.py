@@ -16,7 +16,6 @@ are merged left to right under their common maximum.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -29,18 +28,20 @@ from kernels.gpu.mla_prefix_wide import prefix_wide
 from kernels.gpu.mla_reference import PAGE, tree_attention_reference
 
 MOST_ROWS = 64  # of one sequence: bits of an ancestor mask
-MOST_SPLITS = 32
-NARROWEST = 128
+MOST_SPLITS = 64
 
 
 def split_width(limit: int) -> int:
     """Keys a split, for a session of at most `limit` tokens (prompt + max_tokens): fixed at admission, stored with it.
 
-    A power of two, at least 128, that makes at most MOST_SPLITS splits. Raises ValueError for a limit below one.
+    The largest power of two that makes at least 32 splits, or 64 where none does; never more than MOST_SPLITS splits.
+    Narrow splits keep all processors busy when one session runs alone; wide ones write fewer sums when many rows do.
+    32 to 64 is within an eighth of the best for batches of 8 at 32k, and a third off it for one session there (docs).
+    Raises ValueError for a limit below one.
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
-    return max(NARROWEST, 1 << (-(-limit // MOST_SPLITS) - 1).bit_length())
+    return max(PAGE, 1 << ((limit + MOST_ROWS) // 32).bit_length() >> 1)
 
 
 class Workspace:
@@ -49,15 +50,16 @@ class Workspace:
     def __init__(self, rows: int, heads: int, latent: int, splits: int = MOST_SPLITS, device: str = "cuda") -> None:
         self.rows, self.heads, self.latent, self.splits = rows, heads, latent, splits
         lines = rows * heads
-        self.sums = torch.empty(lines, splits, latent, dtype=torch.float32, device=device)
+        self.sums = torch.empty(lines, splits, latent, dtype=torch.bfloat16, device=device)
         self.scalars = torch.empty(lines, splits, 2, dtype=torch.float32, device=device)  # maximum, row sum
-        self.open_sums = torch.empty(lines, PAGE, dtype=torch.float32, device=device)
+        self.open_terms = torch.empty(lines, PAGE, dtype=torch.float32, device=device)
+        self.open_sums = torch.empty(lines, latent, dtype=torch.float32, device=device)
 
 
 class Plan(NamedTuple):
     """How a launch is cut. It changes the time and never a bit."""
 
-    lines: int  # a tile: 16 or 32 (prefix_narrow), 64 (prefix_wide)
+    lines: int  # a tile: 16 (prefix_narrow) or 64 (prefix_wide)
     stages: int  # pages under way at a time, of the narrow form
     programs: int  # of the prefix kernel, at most
     columns: int  # of a merging program: 64 or C
@@ -66,18 +68,12 @@ class Plan(NamedTuple):
 def plan(rows: int, heads: int, batch: int, latent: int, pages: int, processors: int) -> Plan:
     """By the sizes that a CUDA graph is keyed by: rows, sequences, and the page table's width."""
     lines = -(-rows // batch) * heads
-    columns = 64 if rows * heads <= 264 else latent
-    if lines <= 16:
-        one_page_each = pages * batch <= 2 * processors
-        return Plan(16, 1, 2 * processors, columns) if one_page_each else Plan(16, 2, processors, columns)
-    if lines <= 32:
-        return Plan(32, 2, processors, columns)
-    return Plan(64, 2, processors, columns)
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    columns = 64 if rows * -(-heads // 8) <= processors // 4 else latent
+    if pages <= 40 and batch * -(-lines // 16) * pages <= 2 * processors:  # a page each, two programs a processor
+        return Plan(16, 1, 2 * processors, columns)
+    # wide tiles, where those of all sequences, of some 32 splits each, are enough for half of the processors
+    wide = lines > 16 and batch * -(-lines // 64) * 64 >= processors - 4
+    return Plan(64 if wide else 16, 2, processors, columns)
 
 
 def mla_tree_attention(
@@ -104,7 +100,7 @@ def mla_tree_attention(
     prefix it sees nothing and comes out as zeros. Slots that no row sees may hold anything, NaN too.
     On a CPU the reference runs. `form`: another cut of the launch than `plan`'s, for tests and benches.
     """
-    rows, heads, width = q.shape
+    rows, heads, _ = q.shape
     batch, latent = len(prefix_lens), out.shape[-1]
     vectors = {"ancestors": (ancestors, rows, torch.int64), "widths": (widths, batch, torch.int32)}
     check(q, cache, page_table, prefix_lens, row_start, out, **vectors)
@@ -114,39 +110,38 @@ def mla_tree_attention(
     if not q.is_cuda:
         out.copy_(tree_attention_reference(q, cache, page_table, prefix_lens, row_start, ancestors, latent))
         return
-    form = form or plan(rows, heads, batch, latent, page_table.shape[1], _processors(q.device))
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    form = form or plan(rows, heads, batch, latent, page_table.shape[1], processors)
+    launch(q, cache, (page_table, prefix_lens, row_start, widths), ancestors, out, workspace, form)
+
+
+def launch(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    about: tuple[torch.Tensor, ...],
+    ancestors: torch.Tensor,
+    out: torch.Tensor,
+    workspace: Workspace,
+    form: Plan,
+) -> None:
+    """The two kernels. `about`: page table, prefix lengths, first rows, widths."""
+    rows, heads, width = q.shape
+    table, batch, latent = about[0], len(about[1]), out.shape[-1]
     fixed = {"C": latent, "P": width - latent, "SPLITS": workspace.splits, "BP": triton.next_power_of_2(batch)}
-    states = (workspace.sums, workspace.scalars, workspace.open_sums)
+    states = (workspace.sums, workspace.scalars, workspace.open_terms, workspace.open_sums)
+    grid = (max(form.programs, rows * heads // form.lines + batch),)  # or as many as there can be tiles
     boxes = descriptors(q, cache, latent, form.lines)
-    stride = page_table.stride(0)
-    tiles = rows * heads // form.lines + batch  # at most
-    grid = (max(form.programs, tiles),)
-    about = (page_table, prefix_lens, row_start, widths)
+    sizes = (batch, form.programs, heads, table.stride(0))
     if form.lines == 64:
-        prefix_wide[grid](
-            *boxes, *about, *states, batch, form.programs, heads, stride, **fixed, num_warps=8, launch_pdl=True
-        )
+        prefix_wide[grid](*boxes, *about, *states, *sizes, **fixed, num_warps=8, launch_pdl=True)
     else:
         cut = {"BM": form.lines, "STAGES": form.stages}
-        prefix_narrow[grid](
-            *boxes, *about, *states, batch, form.programs, heads, stride, **fixed, **cut, num_warps=4, launch_pdl=True
-        )
+        prefix_narrow[grid](*boxes, *about, *states, *sizes, **fixed, **cut, num_warps=4, launch_pdl=True)
     whole = form.columns == latent
     warps = 8 if whole and latent == 512 else 4
-    path_merge[(rows * -(-heads // 8) * (latent // form.columns),)](
-        q,
-        cache,
-        *about,
-        ancestors,
-        out,
-        *states,
-        batch,
-        heads,
-        stride,
-        **fixed,
-        CT=form.columns,
-        W=warps,
-        AHEAD=4 if whole else 16,
-        num_warps=warps,
+    cut = {"CT": form.columns, "W": warps, "AHEAD": 4 if whole else 16}
+    programs = rows * -(-heads // 8) * (latent // form.columns)
+    path_merge[(programs,)](
+        q, cache, *about, ancestors, out, *states, batch, heads, table.stride(0), **fixed, **cut, num_warps=warps,
         launch_pdl=True,
-    )
+    )  # fmt: skip

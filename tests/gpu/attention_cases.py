@@ -10,8 +10,8 @@ import torch
 from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_tree_attention import Plan, Workspace, mla_tree_attention
 
-NARROW, NARROW_2, MIDDLE, WIDE = Plan(16, 1, 264, 64), Plan(16, 2, 132, 64), Plan(32, 2, 132, 64), Plan(64, 2, 132, 64)
-FORMS = [NARROW, NARROW_2, MIDDLE, WIDE]
+NARROW, NARROW_2, WIDE = Plan(16, 1, 264, 64), Plan(16, 2, 132, 64), Plan(64, 2, 132, 64)
+FORMS = [NARROW, NARROW_2, WIDE]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def attend(b: Batch, form: Plan | None = None, splits: int = 64) -> torch.Tensor
     if form is not None and form.columns != 64:
         form = form._replace(columns=b.latent)
     workspace = Workspace(rows, heads, b.latent, splits)
-    for tensor in (workspace.sums, workspace.scalars, workspace.open_sums):
+    for tensor in (workspace.sums, workspace.scalars, workspace.open_terms, workspace.open_sums):
         tensor.fill_(float("nan"))
     mla_tree_attention(
         b.q, b.cache, b.page_table, b.prefix_lens, b.row_start, b.ancestors, b.widths, out, workspace, form

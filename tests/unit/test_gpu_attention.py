@@ -1,0 +1,152 @@
+"""Attention for GPUs, on a machine without one: references, refusals, and machine code for Hopper.
+
+The kernels are Gluon, which Triton's interpreter does not run: their values are tested on a device, in tests/gpu.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from kernels.gpu.mla_prefill_attention import mla_prefill_attention
+from kernels.gpu.mla_reference import cached, prefill_attention_reference, tree_attention_reference
+from kernels.gpu.mla_tree_attention import MOST_ROWS, MOST_SPLITS, Workspace, mla_tree_attention, plan, split_width
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADS, LATENT, ROPE = 2, 128, 32
+
+
+def test_compiled_for_hopper_without_spills() -> None:
+    """In a process of its own: other tests set Triton to interpret."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.gpu_compile_attention"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=115, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "builds" in done.stdout
+
+
+def arguments(**changed: Any) -> dict[str, Any]:
+    """A sequence with a prefix of 70 and a fork of three rows, one with two rows and no prefix, two rows of padding."""
+    random = torch.Generator().manual_seed(1)
+    given = {
+        "q": torch.randn(7, HEADS, LATENT + ROPE, generator=random).bfloat16() / 8,
+        "cache": torch.randn(5, 64, LATENT + ROPE, generator=random).bfloat16(),
+        "page_table": torch.tensor([[4, 1], [2, 0]], dtype=torch.int32),
+        "prefix_lens": torch.tensor([70, 0], dtype=torch.int32),
+        "row_start": torch.tensor([0, 3, 5], dtype=torch.int32),
+        "ancestors": torch.tensor([1, 3, 5, 1, 3, -1, -1]),
+        "widths": torch.tensor([64, 64], dtype=torch.int32),
+        "out": torch.full((7, HEADS, LATENT), torch.nan, dtype=torch.bfloat16),
+        "workspace": Workspace(7, HEADS, LATENT, device="cpu"),
+    }
+    return given | changed
+
+
+def test_the_reference_is_softmax_over_what_a_row_sees() -> None:
+    given = arguments()
+    mla_tree_attention(**given)
+    keys = cached(given["cache"], given["page_table"][0], 73).double()
+    for row, slots in enumerate([[*range(71)], [*range(72)], [*range(71), 72]]):
+        scores = given["q"][row].double() @ keys[slots].T
+        expected = scores.softmax(-1) @ keys[slots, :LATENT]
+        assert (given["out"][row].double() - expected).abs().max() < 2e-2
+    assert not given["out"][5:].any()
+
+
+def test_a_chain_is_the_same_for_both_references() -> None:
+    given = arguments(ancestors=torch.tensor([1, 3, 7, 1, 3, -1, -1]))
+    shared = [given[name] for name in ("q", "cache", "page_table", "prefix_lens", "row_start")]
+    tree = tree_attention_reference(*shared, given["ancestors"], LATENT)
+    assert torch.equal(prefill_attention_reference(*shared, LATENT), tree)
+
+
+def test_what_no_row_sees_may_hold_anything() -> None:
+    given = arguments()
+    mla_tree_attention(**given)
+    poisoned = arguments()
+    for slot in (73, 127):
+        poisoned["cache"][1, slot - 64] = torch.nan
+    poisoned["cache"][[0, 3]] = torch.nan
+    mla_tree_attention(**poisoned)
+    assert torch.equal(given["out"], poisoned["out"])
+
+
+def test_a_row_that_sees_nothing_is_zero() -> None:
+    given = arguments(ancestors=torch.tensor([1, 3, 5, 0, 2, 0, 0]))
+    mla_tree_attention(**given)
+    assert not given["out"][3].any()
+    assert given["out"][4].any()
+
+
+@pytest.mark.parametrize("name", ["q", "cache", "page_table", "out"])
+def test_strided_tensors_are_refused_by_name(name: str) -> None:
+    tensor = arguments()[name]
+    strided = torch.stack([tensor, tensor], -1)[..., 0]
+    with pytest.raises(ValueError, match=f"^{name} must be contiguous"):
+        mla_tree_attention(**arguments(**{name: strided}))
+    del strided, tensor
+
+
+@pytest.mark.parametrize("name", ["q", "cache", "page_table", "row_start", "prefix_lens", "ancestors", "widths", "out"])
+def test_other_types_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        mla_tree_attention(**arguments(**{name: arguments()[name].double()}))
+
+
+@pytest.mark.parametrize("name", ["row_start", "ancestors", "widths"])
+def test_other_lengths_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        mla_tree_attention(**arguments(**{name: arguments()[name][1:].clone()}))
+
+
+def test_a_workspace_for_less_is_refused() -> None:
+    with pytest.raises(ValueError, match="workspace is for \\(6, 2, 128\\)"):
+        mla_tree_attention(**arguments(workspace=Workspace(6, HEADS, LATENT, device="cpu")))
+
+
+def test_other_widths_of_the_model_are_refused() -> None:
+    given = arguments(out=torch.zeros(7, HEADS, 96, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="must have one of the widths"):
+        mla_tree_attention(**given)
+
+
+def test_prefill_checks_and_computes_too() -> None:
+    given = arguments()
+    names = ("q", "cache", "page_table", "prefix_lens", "row_start", "out")
+    with pytest.raises(ValueError, match=r"^cache must be contiguous"):
+        mla_prefill_attention(
+            *(given[name] for name in names[:1]), given["cache"].mT.contiguous().mT, *(given[n] for n in names[2:])
+        )
+    mla_prefill_attention(*(given[name] for name in names))
+    assert torch.isfinite(given["out"]).all()
+    assert not given["out"][5:].any()
+
+
+@pytest.mark.parametrize("limit", [1, 63, 64, 65, 2048, 4095, 4096, 33792, 65535, 262144])
+def test_a_session_has_at_most_as_many_splits_as_the_workspace_holds(limit: int) -> None:
+    width = split_width(limit)
+    assert width % 64 == 0
+    assert -(-(limit + MOST_ROWS) // width) <= MOST_SPLITS
+    assert width == 64 or limit // width >= 31
+
+
+def test_a_limit_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="limit must be at least 1, not 0"):
+        split_width(0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 64, 512])
+@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize("pages", [1, 16, 600])
+def test_a_plan_is_one_of_the_compiled_forms(rows: int, batch: int, pages: int) -> None:
+    made = plan(rows * batch, 8, batch, 512, pages, 132)
+    assert (made.lines, made.stages) in {(16, 1), (16, 2), (64, 2)}
+    assert made.columns in (64, 512)
