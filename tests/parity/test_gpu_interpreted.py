@@ -22,3 +22,11 @@ def test_in_the_interpreter(what: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
     assert "needs a CUDA device" not in done.stdout, done.stdout
+
+
+def test_a_step_compiles_for_hopper_without_spills() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.gpu_compile_model", "90"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "15 kernels" in done.stdout, done.stdout

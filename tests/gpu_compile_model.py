@@ -1,0 +1,51 @@
+"""Compiles what a step of the bundled model and a draft launch: python -m tests.gpu_compile_model 90"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from hedgerow.model.batch import SequenceRows
+from hedgerow.model.config import K2Config
+from hedgerow.model.cuda import CudaK2
+from hedgerow.model.cuda_dflash import CudaDFlash
+from hedgerow.model.loader import Checkpoint
+from tests.gpu_compile import SHARED, Launch, build, launches
+
+SAPLING = Path("models/sapling")
+PRODUCTS = ("_linear", "_gate_up", "_down", "_row_attention", "_draft_attention")  # by tensor cores
+
+
+def steps() -> list[Launch]:
+    """A tree's step, a chunk of 256 rows of a prompt, and a draft."""
+    cpu = torch.device("cpu")
+    model = CudaK2(K2Config.from_folder(SAPLING), Checkpoint(SAPLING), (1, 4, 7), cpu)
+    drafter = CudaDFlash(SAPLING.with_name("sapling-dflash"), SAPLING, cpu)
+    cache, state = model.new_cache(5), drafter.new_state()
+
+    def run() -> None:
+        model.forward([SequenceRows(0, range(5), [1] * 8, [-1] + [0] * 7, range(8))], cache)
+        model.forward([SequenceRows(0, range(5), [1] * 256, range(-1, 255), [255], True)], cache)
+        drafter.append(state, torch.zeros(3, drafter.feature_width), 0)
+        drafter.draft([state], [1], [3])
+
+    return launches(run)
+
+
+def form(launch: Launch) -> tuple[object, ...]:
+    """One of each kernel is compiled; of products one a tile, of attention one a mask."""
+    tile, window = (launch.arguments.get(name) for name in ("BM", "WINDOW"))
+    return launch.function.__name__, tile, window
+
+
+if __name__ == "__main__":
+    different = {form(launch): launch for launch in steps()}
+    built = [build(launch, int(sys.argv[1])) for launch in different.values()]
+    for one in built:
+        assert one.spilled == 0, f"{one.name} spills {one.spilled} bytes"
+        assert one.shared <= SHARED[int(sys.argv[1])], f"{one.name} takes {one.shared} bytes of shared memory"
+        assert one.name not in PRODUCTS or one.instructions["HMMA"] or one.instructions["HGMMA"], one
+        print(f"{one.name}: {one.registers} registers, {one.shared} bytes shared, {one.instructions.total()} long")
+    print(f"{len(built)} kernels")
