@@ -7,15 +7,18 @@ and each answer must be the undisturbed one, token for token.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.cluster import IMAGES, NAMESPACE, RELEASE, Cluster, Failed
-from tests.system.tools import ROOT, VALUES, pod_specs, render, tool
+from tests.system.cluster import CHOSEN, IMAGES, NAMESPACE, RELEASE, Cluster, Failed, Streams
+from tests.system.tools import CHART, ROOT, VALUES, pod_specs, render, tool
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 APIS = ROOT / "tests" / "system" / "apis"
@@ -212,3 +215,58 @@ def test_sessions_outlive_the_release(release: Cluster) -> None:
     release.helm("test", RELEASE, "--timeout=120s")
     rest = client(json.dumps(left["position"]))
     assert left["tokens"] + rest["tokens"] == whole["tokens"]
+
+
+def test_keys_and_limits_change_under_the_pods_that_run(cluster: Cluster, tmp_path: Path) -> None:
+    """A second release, whose calls carry API keys: an upgrade adds a key and lowers a limit, and no pod restarts."""
+    name, space, keys = "keyed", "keyed", tmp_path / "keys"
+
+    def install(sessions: int, *lines: str) -> None:
+        keys.write_text("".join(f"{line}\n" for line in lines))
+        sets = f"apiKeys.enabled=true,gateway.limits.max_sessions={sessions},gateway.replicas=1"
+        words = [*CHOSEN, "--set", f"{sets},redis.storage.enabled=false", f"--set-file=apiKeys.keys={keys}"]
+        words += ["--create-namespace", "--wait", "--timeout=300s"]
+        cluster.run("helm", "-n", space, "upgrade", "--install", name, str(CHART), *words, timeout=400)
+
+    def get(*words: str) -> Any:
+        return json.loads(cluster.run("kubectl", "-n", space, "get", *words, "-o", "json"))
+
+    def hedgerow(key: str, *words: str) -> str:
+        return cluster.run("exec", "env", f"HEDGEROW_API_KEY={key}", sys.executable, "-m", "hedgerow.cli", *words)
+
+    def gateway() -> dict[str, Any]:
+        (pod,) = get("pods", "-l", "app.kubernetes.io/component=gateway")["items"]
+        return dict(pod)
+
+    def works(key: str) -> bool:
+        with contextlib.suppress(Failed):
+            return "sapling" in hedgerow(key, "models", "--address", address)
+        return False
+
+    old, new = "planted-key-old-0123456789", "planted-key-new-0123456789"
+    try:
+        install(64, f"acme {old}")
+        cluster.run("helm", "-n", space, "test", name, "--timeout=120s")
+        address = f"{get('service', f'{name}-hedgerow-gateway')['spec']['clusterIP']}:7411"
+        for key, why in (("", "no API key came"), (new, "none that this gateway knows")):
+            with pytest.raises(Failed, match=why):
+                hedgerow(key, "models", "--address", address)
+        before = gateway()
+        client = ["exec", "env", f"HEDGEROW_API_KEY={old}", sys.executable, "-m", "tests.system.streams", address]
+        streams = Streams([cluster.lab, *client], 4, 400)
+        try:
+            install(8, f"acme {old}", f"lab {new}")
+            cluster.until(lambda: works(new), 180, "the new key")
+            unbroken(streams.finish())
+        finally:
+            streams.kill()
+        after = gateway()
+        assert after["metadata"]["uid"] == before["metadata"]["uid"]
+        assert after["status"]["containerStatuses"][0]["restartCount"] == 0
+        told = hedgerow("", "status", f"{after['status']['podIP']}:7412")
+        assert "limits generation 2" in told
+        assert "api keys generation 2" in told
+        said = cluster.run("kubectl", "-n", space, "logs", after["metadata"]["name"])
+        assert not [key for key in (old, new) if key in said + told]
+    finally:
+        cluster.run("kubectl", "delete", "namespace", space, "--ignore-not-found", "--timeout=90s")
