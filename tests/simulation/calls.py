@@ -12,7 +12,7 @@ import grpc.aio
 from grpc.aio import EOF  # type: ignore[attr-defined]  # the stubs lack it
 
 from tests.simulation.handlers import OK, ServerCall, Status
-from tests.simulation.loop import Process
+from tests.simulation.processes import Process
 from tests.simulation.wire import Network
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.simulation.calls import Call
-from tests.simulation.loop import CURRENT
+from tests.simulation.processes import CURRENT
 from tests.simulation.wire import Network
 
 

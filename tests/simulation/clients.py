@@ -20,7 +20,7 @@ from hedgerow.errors import (
     Unavailable,
 )
 from tests.simulation.checker import Checker
-from tests.simulation.loop import KILLED, Process
+from tests.simulation.processes import KILLED, Process
 from tests.simulation.views import View
 from tests.simulation.world import World
 

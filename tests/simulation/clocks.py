@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-from tests.simulation.loop import CURRENT, SimLoop
+from tests.simulation.loop import SimLoop
+from tests.simulation.processes import CURRENT
 
 EPOCH = 1_800_000_000.0
 """Unix time at which virtual time is 0."""

@@ -15,76 +15,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from tests.simulation.processes import CURRENT, KILLED, NOWHERE, PAUSED, RUNNING, Handle, Process
+
 MOST_CALLBACKS = 400_000
 """Of one schedule; a few thousand are usual."""
-RUNNING, PAUSED, KILLED = "running", "paused", "killed"
 
 
 class Restless(Exception):
     """Something goes round in circles."""
-
-
-class Process:
-    """One simulated process. `offset` and `wall_offset` are seconds that its clocks are ahead of virtual time."""
-
-    def __init__(self, name: str, offset: float = 0.0, wall_offset: float = 0.0) -> None:
-        self.name, self.offset, self.wall_offset = name, offset, wall_offset
-        self.state = RUNNING
-        self.held: deque[Handle] = deque()
-        self.tasks: list[asyncio.Task[Any]] = []
-        self.pause_number = 0
-        self.work_seconds: Callable[[], float] = lambda: 0.0
-        """How long what runs in a thread takes."""
-        self.context = contextvars.Context()
-        self.context.run(CURRENT.set, self)
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
-NOWHERE = contextvars.Context()
-
-
-class Handle:
-    """A callback that waits for its turn, or for its time."""
-
-    __slots__ = ("_args", "_callback", "_context", "_dead", "_when", "process")
-
-    def __init__(
-        self,
-        process: Process | None,
-        context: contextvars.Context,
-        callback: Callable[..., Any],
-        args: Any,
-        when: float,
-    ) -> None:
-        self.process, self._context, self._callback, self._args = process, context, callback, args
-        self._when, self._dead = when, False
-
-    def cancel(self) -> None:
-        """Never run it."""
-        self._dead = True
-        self._callback, self._args = _nothing, ()
-
-    def cancelled(self) -> bool:
-        """Whether it was cancelled."""
-        return self._dead
-
-    def when(self) -> float:
-        """Virtual seconds."""
-        return self._when
-
-    def __repr__(self) -> str:
-        return f"{self.process}: {self._callback!r}"
-
-    def run(self) -> None:
-        """Run it in its context."""
-        self._context.run(self._callback, *self._args)
-
-
-def _nothing() -> None:
-    return None
 
 
 class SimTask(asyncio.Task[Any]):
@@ -231,6 +169,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def kill(self, process: Process) -> None:
         """SIGKILL. Its tasks stay in memory, so that none of their `finally` blocks runs."""
         process.state = KILLED
+        process.dropped += process.held
         process.held.clear()
 
     def run(self, done: Callable[[], bool], until: float) -> bool:
@@ -241,8 +180,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 handle = ready.popleft()
                 process = handle.process
                 if process is not None and process.state is not RUNNING:
-                    if process.state is PAUSED:
-                        process.held.append(handle)
+                    (process.held if process.state is PAUSED else process.dropped).append(handle)
                     continue
                 self.callbacks += 1
                 if self.callbacks > MOST_CALLBACKS:
@@ -278,6 +216,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         for process in processes:
             process.held.clear()
             process.state = RUNNING
+            self._ready += [each for each in process.dropped if isinstance(each.target, asyncio.Task)]
+            process.dropped.clear()
         for _ in range(5):
             left = [task for process in processes for task in process.tasks if not task.done()]
             if not left:

@@ -9,8 +9,8 @@ from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from tests.simulation.loop import CURRENT, Process
 from tests.simulation.memory_redis import MemoryRedis
+from tests.simulation.processes import CURRENT, Process
 from tests.simulation.wire import Link, Network
 
 ADDRESS = "redis"

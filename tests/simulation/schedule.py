@@ -13,7 +13,8 @@ from typing import Any
 from tests.simulation.checker import Checker
 from tests.simulation.clients import Client
 from tests.simulation.faults import Fault, make_faults
-from tests.simulation.loop import CURRENT, KILLED, PAUSED, Restless
+from tests.simulation.loop import Restless
+from tests.simulation.processes import CURRENT, KILLED, PAUSED
 from tests.simulation.world import World, patched
 
 SETTLE = 240.0

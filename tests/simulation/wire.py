@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.simulation.loop import KILLED, PAUSED, Process, SimLoop
+from tests.simulation.loop import SimLoop
+from tests.simulation.processes import KILLED, PAUSED, Process
 
 CLIENT_PATIENCE, SERVER_PATIENCE = 15.0, 30.0  # seconds of keep-alive until a silent peer's connection breaks
 

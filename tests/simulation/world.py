@@ -28,8 +28,9 @@ from services.verifier.config import VerifierServiceConfig
 from tests.simulation import law
 from tests.simulation.channels import Channel
 from tests.simulation.clocks import EPOCH, simulated, take_over_defaults
-from tests.simulation.loop import CURRENT, KILLED, RUNNING, Process, SimLoop
+from tests.simulation.loop import SimLoop
 from tests.simulation.memory_redis import MemoryRedis
+from tests.simulation.processes import CURRENT, KILLED, RUNNING, Process
 from tests.simulation.redis_link import Pool, RedisServer
 from tests.simulation.wire import Network, SimServer
 
