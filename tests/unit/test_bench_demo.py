@@ -1,0 +1,52 @@
+"""How the demo shows text: on a terminal the accepted runs are marked, elsewhere the same text is bare."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from bench import demo
+from hedgerow.client import Chunk, Step
+
+RUNS = ["def f():\n", "    return", " 1", "\n"]
+ACCEPTED = [1, 5, 0, 2]
+INK = re.compile(r"((?:\x1b\[[0-9;]*m)+)([^\x1b]*)\x1b\[0m")
+
+
+def chunks() -> list[Chunk]:
+    steps = [Step(i, 8, 8, accepted, accepted + 1, 1, 9) for i, accepted in enumerate(ACCEPTED)]
+    return [Chunk(i, 0, (i,), text, b"", (step,)) for i, (text, step) in enumerate(zip(RUNS, steps, strict=True))]
+
+
+@pytest.fixture
+def prompt(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(demo, "open_stream", lambda client, prompt, budget: chunks())
+    return {"id": "x", "prompt": "# read\n", "max_tokens": 4, "temperature": 0}
+
+
+def test_on_a_terminal_every_run_has_its_own_colour_and_long_ones_are_bold(
+    prompt: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.show(None, prompt, 8, colour=True)  # type: ignore[arg-type]
+    shown = capsys.readouterr().out
+    asked, *runs = INK.findall(shown)
+    assert asked[1] == "# read\n"
+    assert [text for _, text in runs] == RUNS
+    inks = [ink.replace(demo.BONUS, "") for ink, _ in runs]
+    assert all(a != b for a, b in itertools.pairwise(inks)), "neighbours can be told apart"
+    assert [demo.BONUS in ink for ink, _ in runs] == [accepted > 3 for accepted in ACCEPTED]
+
+
+def test_elsewhere_it_is_the_same_text_without_colour(
+    prompt: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.show(None, prompt, 8, colour=True)  # type: ignore[arg-type]
+    coloured = capsys.readouterr().out
+    demo.show(None, prompt, 8, colour=False)  # type: ignore[arg-type]
+    bare = capsys.readouterr().out
+    assert "\x1b" not in bare
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == bare
+    assert bare == "\n# read\n" + "".join(RUNS) + "\n"
