@@ -4,8 +4,9 @@
 
 First the rate of a prompt of 512 tokens in chunks of 256. Then one line a combination: medians over steps in which
 every sequence decodes, in milliseconds. `rest` is planning, the draft message, tree checks, draws, walks, cache moves
-and updates. From 300 steps on, the first and the last tenth are shown apart: nothing but attention may grow with the
-length.
+and updates. On a GPU `forward` and `draft` are the launches and what is waited for in them; the end of the forward pass
+is waited for in `rest`. `host` is all but the waiting: what a faster GPU would leave. From 300 steps on, the first and
+the last tenth are shown apart: nothing but attention may grow with the length.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Sample(NamedTuple):
     wall: float  # ms
     forward: float
     draft: float
+    host: float  # without the waiting for a GPU
 
 
 async def measure(subjects: Subjects, sampling: Sampling, sequences: int, budget: int, steps: int) -> list[Sample]:
@@ -59,18 +61,25 @@ async def measure(subjects: Subjects, sampling: Sampling, sequences: int, budget
         prompt = subjects.prompts[n % len(subjects.prompts)][-PROMPT:]
         engine.start(Job(f"s{n}", prompt, sampling, budget).start())
     while len(samples) < steps:
-        begun = time.perf_counter()
+        begun, before = time.perf_counter(), waited(subjects)
         result = await step(engine, drafter)
         wall = (time.perf_counter() - begun) * 1e3
+        host = wall - (waited(subjects) - before) * 1e3
         if result is None or any(update.finish for update in result.updates):
             break
         if len(result.updates) == sequences and all(update.offset for update in result.updates):
             emitted = sum(len(update.tokens) for update in result.updates)
             timings = result.timings
-            samples.append(Sample(emitted, wall, timings.verify_ns / 1e6, timings.draft_ns / 1e6))
+            samples.append(Sample(emitted, wall, timings.verify_ns / 1e6, timings.draft_ns / 1e6, host))
         for update in result.updates:
             engine.committed(update.session_id, update.epoch, update.attempt, update.offset + len(update.tokens))
     return samples
+
+
+def waited(subjects: Subjects) -> float:
+    """Seconds that this process has waited for a GPU."""
+    devices = (getattr(model, "device", None) for model in (subjects.model, subjects.draft_model))
+    return float(sum(device.waited for device in devices if device is not None))
 
 
 def prefill(subjects: Subjects, repeats: int = 7) -> dict[str, float]:
@@ -99,6 +108,8 @@ def line(samples: Sequence[Sample]) -> dict[str, float]:
         "forward": median([s.forward for s in samples]),
         "draft": median([s.draft for s in samples]),
         "rest": median([s.wall - s.forward - s.draft for s in samples]),
+        "host": median([s.host for s in samples]),
+        "steps_per_second": round(1e3 * len(samples) / sum(s.wall for s in samples), 1),
         "tokens_per_second": round(1e3 * sum(s.tokens for s in samples) / sum(s.wall for s in samples), 1),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -42,6 +43,7 @@ class Device:
     def __init__(self, place: torch.device) -> None:
         self.place, self.real = place, place.type == "cuda"
         self._stream = torch.cuda.current_stream(place) if self.real else None
+        self.waited = 0.0  # seconds in all
 
     def room(self, *shape: int, of: torch.dtype = torch.int32) -> torch.Tensor:
         """Zeros on the device."""
@@ -57,7 +59,9 @@ class Device:
     def wait(self) -> None:
         """Until all that was launched is done."""
         if self._stream is not None:
+            begun = time.perf_counter()
             self._stream.synchronize()
+            self.waited += time.perf_counter() - begun
 
 
 Key = TypeVar("Key", bound=Hashable)

@@ -12,7 +12,9 @@ from hedgerow.model.cuda_graph import Device, Kept, Recorded
 from hedgerow.model.cuda_plan import Ints, bucket
 from kernels.gpu.topk_logprobs import topk_logprobs
 from kernels.gpu.tree_build import MOST_NODES, tree_build
-from kernels.tree_build import PlainTree, build_size, plain_trees
+from kernels.tree_build import PlainTree, plain_trees
+
+NODES = (8, 16, 32, MOST_NODES)  # few sizes: each compiles four kernels where it is first used
 
 
 class Bucket(NamedTuple):
@@ -48,7 +50,7 @@ class CudaTrees:
         if max(budgets) > MOST_NODES:
             return plain_trees(logits.cpu(), budgets, caps)
         count = len(budgets)
-        size = Bucket(bucket(count), build_size(max(budgets)))
+        size = Bucket(bucket(count), next(nodes for nodes in NODES if nodes >= max(budgets)))
         if size.sequences > len(self._logits):
             self.attach(self._device.room(size.sequences, self.depth, self.vocabulary, of=torch.float32))
         if logits.data_ptr() != self._logits.data_ptr():
