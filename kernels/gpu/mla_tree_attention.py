@@ -10,8 +10,9 @@ children, so bits in ascending order are the path). out [R, H, C] bf16.
 Exact: a row's bits are a function of its query, of the keys along its path and of the sequence's split width alone, so
 they are the same in any tree, chain or batch, at any page layout, and equal plain decoding's.
 The row at position p, with split width S: keys 0 .. p in path order, in blocks of 64, in splits of S. In a split, block
-by block, m = max(m, max_j s_j log2 e) and p_j = 2^(s_j log2 e - m), what was summed before times 2^(m_old - m). Splits
-are merged left to right under their common maximum.
+by block, m = max(m, max_j s_j log2 e) and p_j = 2^(s_j log2 e - m), what was summed before times 2^(m_old - m). The sum
+of p_j is kept per key column and added over the 64 columns in fixed point. Every split but the row's last is rounded to
+bf16. Splits are merged left to right under their common maximum.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def split_width(limit: int) -> int:
 
     The largest power of two that makes at least 32 splits, or 64 where none does; never more than MOST_SPLITS splits.
     Narrow splits keep all processors busy when one session runs alone; wide ones write fewer sums when many rows do.
-    32 to 64 is within an eighth of the best for batches of 8 at 32k, and a third off it for one session there (docs).
+    What the compromise costs either of them: docs/architecture.md.
     Raises ValueError for a limit below one.
     """
     if limit < 1:

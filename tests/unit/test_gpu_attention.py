@@ -16,6 +16,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from kernels.gpu.mla_device import real_column
 from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_reference import cached, prefill_attention_reference, tree_attention_reference
 from kernels.gpu.mla_tree_attention import MOST_ROWS, MOST_SPLITS, Workspace, mla_tree_attention, plan, split_width
@@ -136,6 +137,12 @@ def test_a_session_has_at_most_as_many_splits_as_the_workspace_holds(limit: int)
     assert width % 64 == 0
     assert -(-(limit + MOST_ROWS) // width) <= MOST_SPLITS
     assert width == 64 or limit // width >= 31
+
+
+@pytest.mark.parametrize("columns", [64, 128, 512])
+def test_the_merge_knows_where_the_prefix_kernels_put_a_column(columns: int) -> None:
+    kept = torch.arange(columns).view(-1, 4, 4, 2).permute(0, 2, 1, 3).flatten()  # as by_lane
+    assert [real_column.fn(c) for c in range(columns)] == kept.tolist()
 
 
 def test_a_limit_below_one_is_refused() -> None:
