@@ -171,25 +171,29 @@ async def _works(client: AsyncClient) -> bool:
 async def test_files_change_under_live_streams_and_none_breaks(gateway: Guarded) -> None:
     """Keys added and taken away, limits lowered below what runs, broken files, SIGHUP: 16 streams, all their tokens."""
     async with gateway.client(ACME) as acme, gateway.client(NEW) as new:
-        whole = await acme.complete(PROMPT, max_tokens=300, **GREEDY)
-        under_way = asyncio.Event()
+        whole = await acme.complete(PROMPT, max_tokens=500, **GREEDY)
+        under_way = asyncio.Semaphore(0)
 
         async def one() -> list[int]:
-            stream, tokens = acme.generate(PROMPT, max_tokens=300, **GREEDY), []
+            stream, tokens = acme.generate(PROMPT, max_tokens=500, **GREEDY), []
             async for chunk in stream:
+                if not tokens:
+                    under_way.release()
                 tokens += chunk.tokens
-                under_way.set()
             return tokens
 
         streams = [asyncio.create_task(one()) for _ in range(STREAMS)]
-        await asyncio.wait_for(under_way.wait(), 30)
+        async with asyncio.timeout(60):
+            for _ in range(STREAMS):
+                await under_way.acquire()
         with pytest.raises(Unauthenticated):
             await new.models()
         put(gateway.keys, f"acme {hashed(ACME)}", f"acme {hashed(NEW)}")
         assert await new.models(), "a key counts from the next call on"
-        put(gateway.limits, "HEDGEROW_MAX_SESSIONS=1")
+        put(gateway.limits, "HEDGEROW_MAX_SESSIONS=1", "HEDGEROW_MAX_PROMPT_BYTES=4")
         await gateway.taken("limits", 2)
-        with pytest.raises(Overloaded, match="of 1"):
+        assert (await process_status(gateway.admin)).numbers["hedgerow_gateway_session_limit"] == 1
+        with pytest.raises(InvalidRequest, match="at most 4 bytes"):
             await new.complete(PROMPT, max_tokens=4, seed=1)
         put(gateway.keys, f"acme {NEW}", "acme")
         put(gateway.limits, "HEDGEROW_MAX_SESSIONS=none")
