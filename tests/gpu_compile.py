@@ -107,11 +107,14 @@ def _run(tool: str, *arguments: str) -> str:
     return subprocess.run([BIN / tool, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def compiled(call: Callable[[], object], capability: int = 90) -> list[Compiled]:
-    """Every kernel that `call` launches, for this compute capability; asserts what must hold of all of them."""
+def compiled(call: Callable[[], object], capability: int = 90, spilled: int = 0) -> list[Compiled]:
+    """Every kernel that `call` launches, for this compute capability.
+
+    Asserts that each spills no more than `spilled` bytes and has room for what it shares.
+    """
     built = [build(launch, capability) for launch in launches(call)]
     assert built, "nothing was launched"
     for one in built:
-        assert one.spilled == 0, f"{one.name} spills {one.spilled} bytes"
+        assert one.spilled <= spilled, f"{one.name} spills {one.spilled} bytes"
         assert one.shared <= SHARED[capability], f"{one.name} takes {one.shared} bytes of shared memory"
     return built

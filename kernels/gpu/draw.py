@@ -11,7 +11,7 @@ size alone, so a row's token depends on its logits and its law, bit for bit, and
 the CPU's forms the last bits of exponentials, logarithms and sums differ, so a token may where two candidates are that
 near to each other: another fingerprint.
 
-A top-k of at most 128 leaves few candidates, and everything else is done on these, sorted, in registers. Otherwise a
+A top-k of at most 64 leaves few candidates, and everything else is done on these, sorted, in registers. Otherwise a
 filter's border is found by bisection over the logits' bits, one pass over the row a step, out of the nearest cache.
 All columns must be here: of a vocabulary split among ranks, gather a row's logits on one of them first.
 
@@ -35,7 +35,7 @@ from kernels.sample import sample as sample_reference
 TEST_SHAPES = [(1, 1, 7), (2, 3, 509), (3, 2, 64), (1, 2, 4500)]  # (S, most rows of one sequence, V)
 BENCH_SHAPES = [(8, 16, 20480), (1, 8, 20480), (1, 16, 163840), (8, 16, 4096)]
 TILE = 4096  # logits that a program takes at a time
-PLACES = 256  # for the candidates of a row; a top-k of half of them is drawn from these alone
+PLACES = 128  # for the candidates of a row; a top-k of half of them is drawn from these alone
 NO_ID = tl.constexpr(0x7FFFFFFF)  # every id is less
 FRACTIONS = ("temperature", "top_p", "min_p")
 NO_TOKEN = -1  # of padding, and of a row without a largest finite logit or with a NaN
@@ -260,6 +260,6 @@ def draw(logits: torch.Tensor, laws: Laws, depth: torch.Tensor, row_start: torch
         _draw[(rows,)](
             logits, depth, row_start, *laws, drawn, scratch, vocabulary, sequences,
             SEQUENCES=triton.next_power_of_2(max(sequences, 1)), TILES=-(-vocabulary // tile), TILE=tile,
-            LANES=min(tile, 256), PLACES=places, PDL=not checks.INTERPRETED, num_warps=max(tile // 256, 1),
+            LANES=min(tile, 128), PLACES=places, PDL=not checks.INTERPRETED, num_warps=max(tile // 256, 1),
         )  # fmt: skip
     return drawn

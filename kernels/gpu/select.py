@@ -1,11 +1,11 @@
 """Selection inside one program, by counting alone: nothing rounds, and no order matters. Parts of other kernels.
 
     threshold(cost, want)          the least t with #(cost <= t) >= want, bit by bit, a pass over registers each
-    few_threshold(cost, want)      the same of at most 256 costs, in one go: each is compared with each
+    few_threshold(cost, want)      the same of at most 128 costs, in one go: each is compared with each
     gather_row(row, want)          of a row in memory the `want` largest, and a few more, as keys in no order
     sort_few(keys)                 these, in order
 
-A row is read in tiles, and what falls to one of 256 lanes leaves its largest there. At least `want` elements are no
+A row is read in tiles, and what falls to one of 128 lanes leaves its largest there. At least `want` elements are no
 less than the want-th largest of these, and few more are, for lanes seldom hold two: they are the candidates. Where they
 do not fit, because of ties or of an unlucky order, the border is sought by bisection over the whole row.
 """
@@ -50,25 +50,10 @@ def threshold(cost, want):
 
 
 @triton.jit
-def few_threshold(cost, want, scratch_ptr):
-    """As `threshold`, without the count. 0 wanted: the least number. scratch: room for n of 8 bytes."""
-    j = tl.arange(0, cost.shape[0])
-    tl.store(scratch_ptr + j, cost.to(tl.int64))
-    tl.debug_barrier()  # what other threads stored is read back
-    less = _less(scratch_ptr, cost.to(tl.int64), cost.shape[0])
-    tl.debug_barrier()
+def few_threshold(cost, want):
+    """As `threshold`, without the count. 0 wanted: the least number."""
+    less = tl.sum((cost[None, :] < cost[:, None]).to(tl.int32), 1)
     return tl.max(tl.where(less < want, cost, -0x80000000), 0)
-
-
-@triton.jit
-def _less(keys_ptr, key, COUNT: tl.constexpr):
-    """How many of the COUNT keys in memory are less than each of `key`; a few at a time, for registers are few."""
-    STEP: tl.constexpr = 32 if COUNT > 32 else COUNT
-    less = tl.zeros([key.shape[0]], tl.int32)
-    for i in tl.range(COUNT // STEP):
-        other = tl.load(keys_ptr + i * STEP + tl.arange(0, STEP))
-        less += tl.sum((other[None, :] < key[:, None]).to(tl.int32), 1)
-    return less
 
 
 @triton.jit
@@ -142,11 +127,10 @@ def gather_row(
     """Keys (cost above, id below) of the row's `want` first and perhaps more, PLACES at most, to scratch; their number.
 
     best [TILE]: the largest of each place of the tiles, from a pass over the row. want <= vocabulary, and <= LANES / 2.
-    LANES <= PLACES.
     With SUMS also the sum of exp(x - base), to which NaN counts.
     """
     lanes = tl.max(tl.reshape(best, (TILE // LANES, LANES)), 0)
-    least = disordered(few_threshold(ordered(lanes) ^ -1, want, scratch_ptr) ^ -1)
+    least = disordered(few_threshold(ordered(lanes) ^ -1, want) ^ -1)
     last = 0x7FFFFFFF
     held = tl.zeros([TILE], tl.int32)
     sums = tl.zeros([TILE], tl.float32)
@@ -166,7 +150,7 @@ def gather_row(
             held += ((id < vocabulary) & ((x > least) | ((x == least) & (id <= last)))).to(tl.int32)
         total = tl.minimum(want, vocabulary)
     place = tl.cumsum(held, 0) - held
-    for i in tl.range(TILES):
+    for i in tl.range(TILES, loop_unroll_factor=UNROLL):
         id, x = tile_of(row_ptr, i, vocabulary, TILE)
         here = (id < vocabulary) & ((x > least) | ((x == least) & (id <= last)))
         key = ((ordered(x) ^ -1).to(tl.int64) << 32) | id
@@ -180,7 +164,6 @@ def sort_few(keys_ptr, found, PLACES: tl.constexpr):
     """The `found` distinct keys that this program stored, and each one's place in order; behind them NO_KEY."""
     tl.debug_barrier()  # what other threads stored is read back
     j = tl.arange(0, PLACES)
-    tl.store(keys_ptr + j, NO_KEY + j.to(tl.int64), mask=j >= found)
-    tl.debug_barrier()
-    key = tl.load(keys_ptr + j)
-    return key, _less(keys_ptr, key, PLACES)
+    key = tl.load(keys_ptr + j, mask=j < found, other=0)
+    key = tl.where(j < found, key, NO_KEY + j.to(tl.int64))
+    return key, tl.sum((key[None, :] < key[:, None]).to(tl.int32), 1)

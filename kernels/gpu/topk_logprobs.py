@@ -163,12 +163,12 @@ def _rows(logits: torch.Tensor, k: int, first: int, out: TopLogprobs | None, one
     at_most("k", k, MOST_BEST)
     rows, columns = logits.shape
     tile = min(max(triton.next_power_of_2(columns), 128), 4096)
-    places = max(128, 2 * triton.next_power_of_2(k))
+    places = 128
     scratch = torch.empty((rows, places), dtype=torch.int64, device=logits.device)
     final = (scratch, scratch) if out is None else out
     part = (scratch, scratch, scratch) if one is None else one
     if rows:
         _row[(rows,)](
             logits, scratch, *final, *part, columns, first, K=k, FINAL=out is not None, TILES=-(-columns // tile),
-            TILE=tile, LANES=min(tile, places), PLACES=places, num_warps=max(tile // 256, 2),
+            TILE=tile, LANES=min(tile, 128), PLACES=places, num_warps=max(tile // 256, 2),
         )  # fmt: skip

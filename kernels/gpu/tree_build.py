@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.checks import at_most, expect
-from kernels.gpu.select import NEVER, choose, few_threshold, sort_few
+from kernels.gpu.select import NEVER, NO_KEY, choose
 from kernels.tree_build import candidates
 from kernels.tree_build import tree_build as build_reference
 from kernels.tree_mask import tree_mask as mask_reference
@@ -128,7 +128,12 @@ def _candidates(cost, row, count, scratch_ptr, BLOCK: tl.constexpr, LANES: tl.co
     lanes = cost
     if BLOCK > 512:
         lanes = tl.min(tl.reshape(cost, (BLOCK // 512, 512)), 0)
-    t = few_threshold(tl.min(tl.reshape(lanes, (lanes.shape[0] // LANES, LANES)), 0), count, scratch_ptr)
+    lanes = tl.min(tl.reshape(lanes, (lanes.shape[0] // LANES, LANES)), 0)
+    tl.store(scratch_ptr + tl.arange(0, LANES), lanes.to(tl.int64))
+    tl.debug_barrier()  # what other threads stored is read back
+    less = _less(scratch_ptr, lanes.to(tl.int64), LANES)
+    tl.debug_barrier()
+    t = tl.max(tl.where(less < count, lanes, -0x80000000), 0)
     kept = cost <= t  # none, where none are wanted
     found = tl.sum(kept.to(tl.int32), 0)
     if found > FOUND:  # ties
@@ -138,9 +143,25 @@ def _candidates(cost, row, count, scratch_ptr, BLOCK: tl.constexpr, LANES: tl.co
 
 
 @triton.jit
+def _less(keys_ptr, key, COUNT: tl.constexpr):
+    """How many of the COUNT keys in memory are less than each of `key`; 32 at a time, for registers are few."""
+    STEP: tl.constexpr = 32 if COUNT > 32 else COUNT
+    less = tl.zeros([key.shape[0]], tl.int32)
+    for i in tl.range(COUNT // STEP):
+        other = tl.load(keys_ptr + i * STEP + tl.arange(0, STEP))
+        less += tl.sum((other[None, :] < key[:, None]).to(tl.int32), 1)
+    return less
+
+
+@triton.jit
 def _sort(scratch_ptr, found, FOUND: tl.constexpr, PLACES: tl.constexpr):
     """The first PLACES of the distinct keys at scratch, in order, behind them."""
-    key, place = sort_few(scratch_ptr, found, FOUND)
+    tl.debug_barrier()  # what other threads stored is read back
+    i = tl.arange(0, FOUND)
+    tl.store(scratch_ptr + i, NO_KEY + i.to(tl.int64), mask=i >= found)
+    tl.debug_barrier()
+    key = tl.load(scratch_ptr + i)
+    place = _less(scratch_ptr, key, FOUND)
     tl.store(scratch_ptr + FOUND + place, key, mask=place < PLACES)
     tl.debug_barrier()
 
