@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hedgerow import digest
 from hedgerow.engine.types import Finish
 from hedgerow.v1 import kvstore_pb2
 from services.kvstore import codec
 from services.kvstore.scripts import Script
 from tests.simulation.clocks import EPOCH
-from tests.simulation.law import Truth, truth
+from tests.simulation.known import Known
+from tests.simulation.law import KERNEL_LAWS, Asked
 
 CHANGING = ("create", "append", "acquire", "close", "cancel", "delete", "release")
 RECORD = b":record"
@@ -47,43 +46,7 @@ class Log(NamedTuple):
     tokens: tuple[int, ...]
     digest: bytes
     chunks: int
-
-
-@dataclass
-class Known:
-    """What the checker knows of a session. `committed` is the longest log that ever was."""
-
-    session_id: str
-    prompt: tuple[int, ...]
-    truth: Truth
-    committed: int = 0
-    released: int = 0
-    ended: int = 0
-    epoch: int = 0
-    losses: int = 0
-    deleted: bool = False
-    deleting: bool = False
-    forgotten: bool = False  # the store has lost its record at some time
-    short: bool = False  # it has ended before what was released: the store had lost that
-    over: float = math.inf  # virtual time of its deadline, or of a cancel that was acknowledged
-    births: set[bytes] = field(default_factory=set)
-    digests: list[bytes] = field(default_factory=list)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether what was released may be gone for good."""
-        return self.forgotten or self.short
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether there may be no record."""
-        return self.forgotten or self.deleted or self.deleting
-
-    def __post_init__(self) -> None:
-        chain = [digest.first(self.session_id, self.prompt)]
-        for token in self.truth.tokens:
-            chain.append(digest.extend(chain[-1], (token,)))
-        self.digests = chain
+    inexact_from: float
 
 
 class Checker:
@@ -134,6 +97,7 @@ class Checker:
         for session_id, known in self.sessions.items():
             known.deleted = self._memory.value(b"hedgerow:{%b}:mark" % session_id.encode()) == b"deleted"
             known.forgotten |= not known.deleted and self.log(key_of(session_id)) is None
+            known.forgot |= known.inexact_from < math.inf
             known.over = math.inf  # so may be what ended it
 
     def generated(self, session_id: str, end: int) -> None:
@@ -159,26 +123,31 @@ class Checker:
             self.fail(f"{key!r} says length {stored[b'length']!r} and has {len(tokens)} tokens")
         return Log(
             int(stored[b"epoch"]), stored[b"owner"], stored[b"birth"], int(stored[b"finish"]), tokens,
-            stored[b"digest"], len(chunks),
+            stored[b"digest"], len(chunks), float(stored.get(b"best_effort_from", math.inf)),
         )  # fmt: skip
 
     def _known(self, session_id: str, key: bytes) -> Known:
         known = self.sessions.get(session_id)
         if known is None:
             record = kvstore_pb2.SessionRecord.FromString(self._memory.value(key)[b"record"])
-            s, prompt = record.resolved, tuple(record.prompt)
-            law = truth(s.seed, prompt, s.max_tokens, tuple(s.stop), s.ignore_eos)
-            known = self.sessions[session_id] = Known(session_id, prompt, law)
+            s = record.resolved
+            asked = Asked(s.seed, tuple(record.prompt), s.max_tokens, tuple(s.stop), s.ignore_eos)
+            known = self.sessions[session_id] = Known(session_id, asked, self._variant(key))
             if record.deadline_unix_ms and not self.jumps:
                 known.over = record.deadline_unix_ms / 1000 - EPOCH
         return known
 
+    def _variant(self, key: bytes) -> int:
+        record = kvstore_pb2.SessionRecord.FromString(self._memory.value(key)[b"record"])
+        return KERNEL_LAWS.index(record.fingerprint.kernel_law)
+
     def _change(self, known: Known, seen: Log | None, now: Log, script: str, arguments: Sequence[bytes]) -> None:
-        who = known.session_id[:6]
-        length = len(now.tokens)
-        if now.tokens != known.truth.tokens[:length]:
-            self.fail(f"{who}: the log {now.tokens} is not the law {known.truth.tokens}")
-        elif now.digest != known.digests[length]:
+        who, length = known.session_id[:6], len(now.tokens)
+        if seen is None:
+            known.begins_again(self._variant(key_of(known.session_id)))
+        if wrong := known.stored(now.tokens, now.inexact_from):
+            self.fail(f"{who}: {wrong}")
+        elif now.digest != known.digest_of(now.tokens):
             self.fail(f"{who}: the digest at {length} is not that of the tokens")
         if seen is None:
             if known.deleted:
@@ -212,8 +181,8 @@ class Checker:
             return
         if (epoch, owner) != (seen.epoch, seen.owner):
             self.fail(f"{who}: changed under epoch {epoch} while epoch {seen.epoch} is stored")
-        whole = length == len(known.truth.tokens)
-        if whole and now.finish == 0:
+        end = known.end_of(now.tokens)
+        if end and now.finish == 0:
             self.fail(f"{who}: the last token is committed without its finish")
         known.short |= bool(now.finish) and length < known.released
         times = self._times.get(known.session_id, [])
@@ -221,8 +190,8 @@ class Checker:
             self.fail(f"{who}: {length} tokens are committed, {len(times)} were generated")
         elif length and (late := times[length - 1] - max(known.over, self.calm())) > LATE:
             self.fail(f"{who}: token {length - 1} was generated {late:.3f} s after a deadline, cancel or fault")
-        if now.finish in (Finish.STOP, Finish.LENGTH) and (not whole or now.finish != known.truth.finish):
-            self.fail(f"{who}: finish {now.finish} at {length} of {len(known.truth.tokens)}")
+        if now.finish in (Finish.STOP, Finish.LENGTH) and now.finish != end:
+            self.fail(f"{who}: finish {now.finish} at {length}, where {end.name} is")
 
     def final(self, lost: int, views: Sequence[Any]) -> None:
         """Everything is over, and Redis has forgotten `lost` transactions; `views` are the streams (views.py)."""

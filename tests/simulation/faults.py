@@ -132,6 +132,10 @@ def make_faults(chance: random.Random, world: World) -> list[Fault]:
             chance.uniform(0, span), lasts, kind, _subject(chance, kind, services), action, _number(chance, kind)
         )
         faults.append(fault)
+    if world.settings["variants"]:  # sessions have to go without a verifier of their own for a while
+        kind = chance.choice(("kill", "kill", "drain", "pause"))
+        at, lasts = chance.uniform(0, 1.0), chance.uniform(1.0, 12.0)
+        faults.append(Fault(at, lasts, kind, chance.choice(("v0", "v1")), KINDS[kind].action, _number(chance, kind)))
     return sorted(faults, key=lambda fault: fault.at)
 
 

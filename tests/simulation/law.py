@@ -47,11 +47,17 @@ def _choices() -> list[int]:
     return letters * 2 + words + halves + [eos()]
 
 
-def next_token(seed: int, prompt: Sequence[int], output: Sequence[int]) -> int:
-    """The token at offset `len(output)`."""
+def next_token(seed: int, prompt: Sequence[int], output: Sequence[int], variant: int = 0) -> int:
+    """The token at offset `len(output)`. Another variant has another fingerprint, and goes another way now and then."""
     choices = _choices()
+    if variant and zlib.crc32(struct.pack(f"<{len(output) + 1}I", *output, variant)) % 2:
+        seed ^= variant
     state = zlib.crc32(struct.pack(f"<Q{len(prompt)}I{len(output)}I", seed, *prompt, *output))
     return choices[(state * 2654435761 >> 7) % len(choices)]
+
+
+KERNEL_LAWS = ("law-1", "law-2")
+"""The variants' names, as fingerprints have them."""
 
 
 class Truth(NamedTuple):
@@ -61,31 +67,44 @@ class Truth(NamedTuple):
     finish: Finish
 
 
+class Asked(NamedTuple):
+    """What decides a session's tokens."""
+
+    seed: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop: tuple[str, ...]
+    ignore_eos: bool
+
+
+def end_of(asked: Asked, output: Sequence[int]) -> Finish:
+    """Why it ends with this output; NONE: it does not. By rules written again here: the engine's are under test."""
+    text = b"".join(tokenizer().pieces[token] for token in output)
+    if output and output[-1] == eos() and not asked.ignore_eos:
+        return Finish.STOP
+    if any(end.encode() in text for end in asked.stop):
+        return Finish.STOP
+    return Finish.LENGTH if len(output) == asked.max_tokens else Finish.NONE
+
+
 @functools.lru_cache(4096)
-def truth(seed: int, prompt: tuple[int, ...], max_tokens: int, stop: tuple[str, ...], ignore_eos: bool) -> Truth:
-    """The whole output, by rules written again here: the engine's are under test."""
+def truth(asked: Asked, variant: int = 0) -> Truth:
+    """The whole output."""
     output: list[int] = []
-    text, pieces = b"", tokenizer().pieces
-    while True:
-        token = next_token(seed, prompt, output)
-        output.append(token)
-        text += pieces[token]
-        if token == eos() and not ignore_eos:
-            return Truth(tuple(output), Finish.STOP)
-        if any(end.encode() in text for end in stop):
-            return Truth(tuple(output), Finish.STOP)
-        if len(output) == max_tokens:
-            return Truth(tuple(output), Finish.LENGTH)
+    while not (finish := end_of(asked, output)):
+        output.append(next_token(asked.seed, asked.prompt, output, variant))
+    return Truth(tuple(output), finish)
 
 
 class LawModel:
     """What the engine asks of a model, without arithmetic."""
 
-    checkpoint_hash, kernel_law, architecture = "law", "law-1", "law"
+    checkpoint_hash, architecture = "law", "law"
     feature_layers: tuple[int, ...] = ()
     feature_width = 0
 
-    def __init__(self) -> None:
+    def __init__(self, variant: int = 0) -> None:
+        self.kernel_law = KERNEL_LAWS[variant]
         self.config: Any = SimpleNamespace(
             vocab_size=tokenizer().vocab_size, max_position_embeddings=CONTEXT, eos_token_ids=(eos(),)
         )
@@ -104,10 +123,15 @@ class LawEngine(VerifierEngine):
     """The shipped engine; only the arithmetic of a step is the law's. Steps emit 1 to `most` tokens."""
 
     def __init__(
-        self, limits: EngineConfig, chance: random.Random, most: int, generated: Callable[[str, int], None]
+        self,
+        limits: EngineConfig,
+        chance: random.Random,
+        most: int,
+        generated: Callable[[str, int], None],
+        variant: int = 0,
     ) -> None:
-        vocabulary = tuple(tokenizer().pieces)
-        super().__init__(LawModel(), limits, vocabulary, frozenset((eos(),)))
+        vocabulary, self._variant = tuple(tokenizer().pieces), variant
+        super().__init__(LawModel(variant), limits, vocabulary, frozenset((eos(),)))
         self._chance, self._most, self._generated = chance, most, generated
 
     def _accept(self, plan: Plan, parts: list[Part], logits: Any, features: Any) -> None:
@@ -118,7 +142,8 @@ class LawEngine(VerifierEngine):
                 wanted = self._chance.randint(1, self._most) if work.phase is Phase.DECODING else 1
                 start = sequence.start
                 for _ in range(wanted):
-                    tokens.append(next_token(start.sampling.seed, start.prompt, [*sequence.output, *tokens]))
+                    before = [*sequence.output, *tokens]
+                    tokens.append(next_token(start.sampling.seed, start.prompt, before, self._variant))
                 tokens = sequence.truncate(tokens)
                 if work.phase is Phase.DECODING:
                     path = list(range(len(tokens)))

@@ -88,13 +88,17 @@ def _stack(chance: random.Random) -> dict[str, Any]:
         f"{kind}{i}" for kind, count in (("k", stores), ("v", verifiers), ("g", gateways)) for i in range(count)
     ]
     grace = chance.choice((1.0, 1.0, 5.0))
+    mixed = verifiers == 2 and chance.random() < 0.3
     return {
         "services": services,
+        "variants": {"v1": 1} if mixed else {},
         "step_seconds": chance.choice((0.01, 0.04, 0.2)),
         "most_tokens": chance.choice((1, 3, 5)),
         "gateway": {
             "grace": grace, "client_lag": chance.choice((2, 2048)), "lease_seconds": chance.choice((1.0, 4.0)),
             "orphan_seconds": chance.choice((1.0, 30.0)),
+            "fingerprint_policy": chance.choice(("wait", "best_effort")) if mixed else "wait",
+            "fingerprint_patience": chance.choice((0.2, 1.0)),
         },
         "kvstore": {"grace": grace, "tail_poll_ms": 50},
         "verifier": {

@@ -15,12 +15,12 @@ from tests.simulation.schedule import run_schedule
 
 MOST = 2000
 BEGIN = {
-    "skip_the_epoch_check": 80,
-    "skip_the_attempt_check": 73,
-    "apply_before_compare": 2020,
+    "skip_the_epoch_check": 275,
+    "skip_the_attempt_check": 120,
+    "apply_before_compare": 3130,
     "release_before_commit": 1,
     "finish_in_a_separate_call": 1,
-    "lose_a_suffix_silently": 140,
+    "lose_a_suffix_silently": 155,
     "accept_an_epoch_that_went_backwards": 215,
 }
 

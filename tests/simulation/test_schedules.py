@@ -42,7 +42,9 @@ def test_schedules_differ() -> None:
 
 def test_schedules_without_faults_end_as_the_law_says() -> None:
     """Nothing of the checker's patience is needed where nothing goes wrong."""
+    tokens = 0
     for seed in range(100, 130):
         outcome = run_schedule(seed, Settings(faults=False))
         assert not outcome.violations, f"seed {seed}: {outcome.violations}"
-        assert outcome.tokens > 0
+        tokens += outcome.tokens
+    assert tokens > 200  # a user may cancel before the first one

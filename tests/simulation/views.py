@@ -7,7 +7,8 @@ from typing import Any
 
 from hedgerow.client import Chunk, Finished, Started
 from hedgerow.errors import HedgerowError
-from tests.simulation.checker import Checker, Known
+from tests.simulation.checker import Checker
+from tests.simulation.known import Known
 from tests.simulation.law import tokenizer
 
 
@@ -56,9 +57,9 @@ class View:
             fail(f"{self.name}: text at {event.text_offset}, expected {len(self.text.encode())}")
         self.tokens += event.tokens
         self.text += event.text
-        if tuple(self.tokens) != known.truth.tokens[: len(self.tokens)]:
-            fail(f"{self.name}: {self.tokens} is not the law {known.truth.tokens}")
-        elif event.digest != known.digests[len(self.tokens)]:
+        if not known.has_been(tuple(self.tokens)):
+            fail(f"{self.name}: {self.tokens} was never the log, which was {known.logs}")
+        elif event.digest != known.digest_of(self.tokens):
             fail(f"{self.name}: the digest at {len(self.tokens)} is wrong")
 
     def _end(self, event: Finished) -> None:
@@ -66,12 +67,12 @@ class View:
         self.finished = event
         if event.token_offset != len(self.tokens) or event.text_offset != len(self.text.encode()):
             fail(f"{self.name}: the end is at {event.token_offset}, {event.text_offset}; not where the stream is")
-        if event.digest != known.digests[len(self.tokens)]:
+        if event.digest != known.digest_of(self.tokens):
             fail(f"{self.name}: the last digest is wrong")
         reason = event.reason.value
         if reason in ("stop", "length"):
-            if len(self.tokens) != len(known.truth.tokens) or reason != known.truth.finish.name.lower():
-                fail(f"{self.name}: {reason} after {len(self.tokens)} tokens of {len(known.truth.tokens)}")
+            if reason != known.end_of(self.tokens).name.lower():
+                fail(f"{self.name}: {reason} after {self.tokens}")
             if event.usage.completion_tokens != len(self.tokens):
                 fail(f"{self.name}: usage counts {event.usage.completion_tokens} tokens of {len(self.tokens)}")
         expected = text_of(self.tokens, event.matched_stop)

@@ -200,6 +200,9 @@ class World:
 
     def load(self, config: VerifierServiceConfig, layers: Any) -> Any:
         """In place of reading a checkpoint."""
+        process = CURRENT.get()
+        assert process is not None
+        variant = self.settings["variants"].get(process.name, 0)
         engine = law.LawEngine(
             EngineConfig(
                 max_sequences=config.max_sequences, max_waiting=config.max_waiting, pages=64,
@@ -209,11 +212,10 @@ class World:
             self.chance,
             self.settings["most_tokens"],
             lambda session_id, end: self.generated(session_id, end),
+            variant,
         )  # fmt: skip
-        process = CURRENT.get()
-        assert process is not None
         self.engines[process] = engine
-        return verifier_service.Group(law.LawModel(), engine, {}, "")
+        return verifier_service.Group(law.LawModel(variant), engine, {}, "")
 
     async def serve(
         self, name: str, register: Callable[[Any], None], config: Any, health: Any, live: Any = None, first: Any = ()
