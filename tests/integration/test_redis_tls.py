@@ -80,6 +80,8 @@ async def use(gateway: Gateway) -> None:
     assert (await watch.read()).session_ids == [session.session_id]
     watch.cancel()
     await stub.ListExpired(pb.ListExpiredRequest(limit=10))
+    listed = await stub.ListSessions(pb.KvStoreServiceListSessionsRequest(tenant="t"))
+    assert session.session_id in [each.summary.session_id for each in listed.sessions]
     lease = (await stub.AcquireLease(pb.AcquireLeaseRequest(**of, birth=session.birth, owner=b"o" * 16))).lease
     assert lease.epoch == 2
     await stub.ReleaseLease(pb.ReleaseLeaseRequest(**of, lease=lease, birth=session.birth))
