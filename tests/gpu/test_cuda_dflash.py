@@ -48,7 +48,7 @@ def test_drafts_are_what_pytorch_computes(pair: Pair) -> None:
     """Contexts of other lengths and starts, one of them in parts, over two pages and more than a pass's features."""
     lengths, starts, anchors = (70, 3, FLUSH_FROM + 5), (30, 0, 0), (1, 2, 3)
     if INTERPRETED:
-        lengths = (36, 3, 2)
+        lengths = (35, 1, 2)
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
     drafts = []
     for drafter in (pair.model, pair.reference):
@@ -94,6 +94,7 @@ def test_what_makes_no_sense_is_refused(pair: Pair) -> None:
         pair.model.draft([state], [1], [1])
 
 
+@pytest.mark.skipif(INTERPRETED, reason="slow, and test_cuda_walk.py has trees")
 def test_trees(pair: Pair) -> None:
     state = pair.model.new_state()
     pair.model.append(state, features(pair, 3), 0)

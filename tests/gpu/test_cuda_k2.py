@@ -39,7 +39,7 @@ class Pair:
         self.reference = K2Model.load(folder, features)
         self.features = features
         choose = random.Random(0)
-        self.prompt = [choose.randrange(256) for _ in range(9 if INTERPRETED else 70)]
+        self.prompt = [choose.randrange(256) for _ in range(6 if INTERPRETED else 70)]
         self.tree = [choose.randrange(256) for _ in PARENTS]
 
 
