@@ -7,13 +7,23 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.gpu import draw, kv_compact, kv_write, topk_logprobs, tree_accept, tree_build, tree_mask
+from kernels.gpu import block_attention, draw, kv_compact, kv_write, topk_logprobs, tree_accept, tree_build, tree_mask
 from kernels.sample import Law
 from tests.gpu_compile import compiled
 
 
 def ints(*shape: int) -> torch.Tensor:
     return torch.zeros(*shape, dtype=torch.int32)
+
+
+def block(heads: int, groups: int, width: int, window: int | None) -> Callable[[], object]:
+    """A drafter's attention, one sequence of 8,192 positions."""
+    half = torch.bfloat16
+    q, own = torch.zeros(8, heads, width, dtype=half), torch.zeros(8, 2, groups, width, dtype=half)
+    pool = torch.zeros(64, 2, groups, width, dtype=half)
+    return lambda: block_attention.block_attention(
+        q, own, pool, ints(1, 128), ints(1), ints(1), ints(1), torch.empty_like(q), window, False
+    )
 
 
 def calls() -> list[Callable[[], object]]:
@@ -27,6 +37,8 @@ def calls() -> list[Callable[[], object]]:
         lambda: tree_accept.tree_accept(torch.zeros(128, 20480), rows, rows, rows, masks, starts, laws, 64),
         lambda: kv_write.kv_write(cache, masks, torch.zeros(128, 576, dtype=torch.bfloat16)),
         lambda: kv_compact.kv_compact(cache, masks, ints(3), ints(2, 16), ints(2)),
+        block(6, 2, 64, 256),  # the bundled drafter
+        block(8, 1, 128, None),  # K2.6's, a rank of eight
     ]
 
 
