@@ -101,6 +101,16 @@ def test_top_tokens_are_the_references(sequences: int, depth: int, vocabulary: i
     torch.testing.assert_close(got.logprobs.cpu(), want.logprobs, atol=2e-6, rtol=2e-6)
 
 
+def test_logits_in_bfloat16_are_taken_as_they_are() -> None:
+    """Many are equal then: ties, in top-k and in draws."""
+    x = torch.randn(2, 1, 700, generator=generator(16)).bfloat16()
+    got, want = topk_logprobs.topk_logprobs(x.to(DEVICE), 20), topk_logprobs.reference(x.float(), 20)
+    assert torch.equal(got.tokens.cpu(), want.tokens)
+    laws, depth, starts = some_laws(2, 700, 6), torch.zeros(2, dtype=torch.int32), torch.arange(3, dtype=torch.int32)
+    drawn = draw.draw(x[:, 0].contiguous().to(DEVICE), draw.Laws.of(laws, DEVICE), depth.to(DEVICE), starts.to(DEVICE))
+    assert drawn.tolist() == draw.reference(x[:, 0].float(), depth, starts, laws).tolist()
+
+
 def test_top_tokens_of_four_shards_are_those_of_the_whole() -> None:
     x = torch.randn(1, 3, 1024, generator=generator(4)).round().to(DEVICE)
     shards = [part.contiguous().view(3, 256) for part in x.split(256, -1)]
