@@ -150,7 +150,7 @@ def _subject(chance: random.Random, kind: str, services: list[str]) -> str:
     if kind == "failover":
         return "redis"
     if kind == "ambush":
-        return chance.choice(("acquire", "acquire", "acquire", "release", "create", "append", "close", "cancel"))
+        return chance.choice((*["acquire"] * 3, *["append"] * 4, "release", "create", "close", "cancel"))
     if kind in ("kill", "pause"):
         return chance.choice([*services, *(name for name in services if name[0] in "gv"), "redis"])
     return chance.choice(services)

@@ -16,12 +16,12 @@ from tests.simulation.schedule import run_schedule
 MOST = 2000
 BEGIN = {
     "skip_the_epoch_check": 275,
-    "skip_the_attempt_check": 120,
-    "apply_before_compare": 3130,
+    "skip_the_attempt_check": 35,
+    "apply_before_compare": 260,
     "release_before_commit": 1,
     "finish_in_a_separate_call": 1,
-    "lose_a_suffix_silently": 155,
-    "accept_an_epoch_that_went_backwards": 215,
+    "lose_a_suffix_silently": 50,
+    "accept_an_epoch_that_went_backwards": 65,
 }
 
 
