@@ -122,11 +122,10 @@ class Cluster:
             time.sleep(0.5)
 
     @contextlib.contextmanager
-    def streams(self, count: int = 4, tokens: int = 400) -> Iterator[Streams]:
-        """Clients in the cluster's network, while the block runs."""
-        streams = Streams(
-            [self.lab, "exec", sys.executable, "-m", "tests.system.streams", self.address()], count, tokens
-        )
+    def streams(self, count: int = 4, tokens: int = 400, *more: str) -> Iterator[Streams]:
+        """Clients in the cluster's network, while the block runs; `more` for them."""
+        command = [self.lab, "exec", sys.executable, "-m", "tests.system.streams", self.address(), *more]
+        streams = Streams(command, count, tokens)
         try:
             yield streams
         finally:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import sys
 import time
@@ -27,8 +28,8 @@ RETRY = Retry(attempts=200, resumes=200, last_delay=1.0, total=180.0)
 class Clients:
     """What they did, together."""
 
-    def __init__(self, address: str, tokens: int) -> None:
-        self.address, self.tokens = address, tokens
+    def __init__(self, address: str, tokens: int, retry: Retry = RETRY) -> None:
+        self.address, self.tokens, self.retry = address, tokens, retry
         self.done = self.wrong = self.running = 0
         self.longest = 0.0  # seconds between two chunks of one answer
         self.errors: list[str] = []
@@ -37,9 +38,9 @@ class Clients:
 
     async def run(self, count: int) -> None:
         """Until standard input is closed, and then until each answer has come to its end."""
-        async with AsyncClient(self.address, retry=RETRY) as client:
-            for number in range(count):
-                self.first[number] = await self.answer(client, number)
+        async with AsyncClient(self.address, retry=self.retry) as client:
+            first = await asyncio.gather(*(self.answer(client, number) for number in range(count)))
+            self.first.update(enumerate(first))
             tell(undisturbed=True)
             # A thread: standard input may be a pipe that no event loop takes.
             reading = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
@@ -91,5 +92,7 @@ if __name__ == "__main__":
     parser.add_argument("address")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--attempts", type=int, default=RETRY.attempts)
     given = parser.parse_args()
-    asyncio.run(Clients(given.address, given.tokens).run(given.streams))
+    retry = dataclasses.replace(RETRY, attempts=given.attempts)
+    asyncio.run(Clients(given.address, given.tokens, retry).run(given.streams))

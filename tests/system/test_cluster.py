@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 
 from tests.system.cluster import CHOSEN, IMAGES, NAMESPACE, RELEASE, Cluster, Failed, Streams
+from tests.system.test_chart import MATRIX
 from tests.system.tools import CHART, ROOT, VALUES, pod_specs, render, tool
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 APIS = ROOT / "tests" / "system" / "apis"
+ROLLED = (("deployment", "gateway"), ("deployment", "kvstore"), ("deployment", "drafter"), ("statefulset", "verifier"))
 KINDS = ("gateway", "kvstore", "drafter", "verifier", "redis")
 KEEP = bool(os.environ.get("HEDGEROW_KEEP_CLUSTER"))  # for work on these tests: images and cluster stay as they are
 
@@ -65,9 +67,16 @@ def unbroken(told: dict[str, Any]) -> None:
     assert told["done"] >= 4
 
 
-@pytest.mark.parametrize("values", VALUES)
-def test_an_api_server_accepts_every_object(cluster: Cluster, values: str) -> None:
-    objects = render(values)
+@pytest.mark.parametrize(
+    "sets", [sets for sets in MATRIX[1:] if "tls.certManager.enabled=true" not in sets], ids=",".join
+)
+def test_an_api_server_accepts_the_options(cluster: Cluster, sets: tuple[str, ...]) -> None:
+    """All but cert-manager's own objects, whose API is not in this cluster."""
+    accepted(cluster, render("values-laptop", *sets))
+
+
+def accepted(cluster: Cluster, objects: list[dict[str, Any]]) -> None:
+    """By the API server, as it would take them."""
     listed = {
         "apiVersion": "v1",
         "kind": "List",
@@ -75,6 +84,12 @@ def test_an_api_server_accepts_every_object(cluster: Cluster, values: str) -> No
     }
     told = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=json.dumps(listed))
     assert told.count("server dry run") == len(objects)
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_an_api_server_accepts_every_object(cluster: Cluster, values: str) -> None:
+    objects = render(values)
+    accepted(cluster, objects)
     # The pod of a LeaderWorkerSet is no pod to its API: it is checked as one.
     for where, spec in pod_specs(objects).items():
         pod = {
@@ -153,6 +168,18 @@ def test_a_node_is_drained_and_comes_back(release: Cluster) -> None:
         release.settle()
         streams.wait_running()
         unbroken(streams.finish())
+
+
+def test_each_service_is_restarted_in_turn_under_sixteen_streams(release: Cluster) -> None:
+    """With one verifier group. New calls are tried a few times only: while the group restarts, they wait."""
+    with release.streams(16, 250, "--attempts", "8") as streams:
+        for kind, service in ROLLED:
+            release.kubectl("rollout", "restart", f"{kind}/{RELEASE}-{service}")
+            release.kubectl("rollout", "status", f"{kind}/{RELEASE}-{service}", "--timeout=120s", timeout=150)
+            release.settle()
+            streams.wait_running()
+        told = streams.finish()
+    unbroken(told)
 
 
 def test_an_upgrade_rolls_everything_and_a_rollback_too(release: Cluster) -> None:
