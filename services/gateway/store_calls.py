@@ -65,16 +65,13 @@ class StoreCalls:
         return answer.cancelled_sessions
 
     async def create(self, record: Record, digest: bytes) -> Created:
-        """Write a session's record, or find what is there."""
+        """Write a session's record, or find what is there. Asked again, the store knows the same creation by its birth:
+        another one of this id is an existing session, though it were this gateway's own that was given up.
+        """
         request = kv.CreateSessionRequest(
             record=convert_store.record_pb(record), owner=self.owner, digest=digest, ttl_ms=self._retention_ms
         )
-        before = self._at
-        created = convert_store.created(await self._ask("CreateSession", request, trace=record.trace))
-        there = created.existing
-        if there and self._at != before and (there.owner, there.epoch, there.length) == (self.owner, 1, 0):
-            return Created(1)  # the replica before had written it, and could not say so
-        return created
+        return convert_store.created(await self._ask("CreateSession", request, trace=record.trace))
 
     async def get(self, session_id: str, from_offset: int = 0) -> Stored:
         """Read a session. Raises NotFound."""
