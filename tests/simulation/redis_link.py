@@ -32,8 +32,9 @@ class RedisServer:
         self.subscribers.clear()
         self.network.servers[ADDRESS] = process
 
-    def receive(self, connection: Connection, commands: list[list[bytes]]) -> None:
-        """Runs commands that arrived together; other clients' come before or after all of them."""
+    def receive(self, connection: Connection, link: Link, commands: list[list[bytes]]) -> None:
+        """Runs commands that arrived together over `link`; other clients' come before or after all of them. Their
+        replies go where they came from: to nobody, where the client has opened another link since."""
         replies: list[Any] = []
         for words in commands:
             self.commands += 1
@@ -45,15 +46,15 @@ class RedisServer:
                 replies.append(self.memory.execute(words))
         if self.network.chance.random() < SPLIT:
             for reply in replies:
-                connection.reply(reply)
+                connection.reply(link, reply)
         elif replies:
-            connection.reply(*replies)
+            connection.reply(link, *replies)
 
     def _publish(self, channel: bytes, message: bytes) -> int:
         told = 0
         for connection, channels in self.subscribers.items():
             if channel in channels and connection.link is not None and connection.link.server_alive:
-                connection.reply([b"message", channel, message])
+                connection.reply(connection.link, [b"message", channel, message])
                 told += 1
         return told
 
@@ -87,7 +88,7 @@ class Connection:
         await self.connect()
         data = packed if isinstance(packed, bytes) else b"".join(packed)
         assert self.link is not None
-        self._last_to = self.link.send(True, self._last_to, self._server.receive, self, _parse(data))
+        self._last_to = self.link.send(True, self._last_to, self._server.receive, self, self.link, _parse(data))
 
     async def send_command(self, *words: Any, **_: Any) -> None:
         """Send one command."""
@@ -116,10 +117,10 @@ class Connection:
         self.link, self._broken = None, True
         self._wake()
 
-    def reply(self, *values: Any) -> None:
-        """At the server: send replies in one piece."""
-        if self.link is not None:
-            self._last_from = self.link.send(False, self._last_from, self._arrived, values)
+    def reply(self, link: Link, *values: Any) -> None:
+        """At the server: send replies in one piece over `link`."""
+        if self.link is link:
+            self._last_from = link.send(False, self._last_from, self._arrived, link, values)
 
     def broken(self, why: str) -> None:
         """The connection is gone."""
@@ -130,9 +131,10 @@ class Connection:
         """The server's end heard that the client is gone."""
         self._server.subscribers.pop(self, None)
 
-    def _arrived(self, values: Sequence[Any]) -> None:
-        self._replies += values
-        self._wake()
+    def _arrived(self, link: Link, values: Sequence[Any]) -> None:
+        if self.link is link:  # not of one that was left
+            self._replies += values
+            self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
