@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hedgerow.model.blas import pin_blas
 
@@ -15,6 +16,9 @@ from hedgerow.rpc import logs  # noqa: E402
 
 # One: two that meet at barriers on cores that others use too made a step of the tiny model 60 times as long.
 torch.set_num_threads(1)
+# Shells start what runs in their background deaf to interrupts, and children would be too: some tests interrupt them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.stack"]
 

@@ -35,7 +35,7 @@ class Access:
         self._keys = keys
         text = "Calls that were refused for who makes them: their API key, or their tenant."
         whys = (MISSING, MALFORMED, UNKNOWN, TENANT)
-        self._refused = telemetry.counter("hedgerow_gateway_unauthenticated", text, {"why": whys})
+        self._refused = telemetry.counter("hedgerow_gateway_unauthenticated", text, {"reason": whys})
 
     def admit(self, metadata: Mapping[str, str]) -> None:
         """Sets the call's `caller`. Raises Unauthenticated, InvalidRequest."""

@@ -112,11 +112,11 @@ def test_a_call_without_a_key_that_is_known_is_refused_and_nothing_of_it_repeate
     tmp_path: Path, metadata: Mapping[str, str], why: str, told: str
 ) -> None:
     access = Access(lambda: read(tmp_path, f"acme {PLAIN}"))
-    before = telemetry.value("hedgerow_gateway_unauthenticated_total", why=why)
+    before = telemetry.value("hedgerow_gateway_unauthenticated_total", reason=why)
     with pytest.raises(Unauthenticated, match=told) as refused:
         access.admit(metadata)
     assert not [word for word in ("secret", PLAIN) if word in str(refused.value) + str(refused.value.metadata)]
-    assert telemetry.value("hedgerow_gateway_unauthenticated_total", why=why) == before + 1
+    assert telemetry.value("hedgerow_gateway_unauthenticated_total", reason=why) == before + 1
 
 
 def test_with_keys_the_tenant_is_the_keys(tmp_path: Path) -> None:
