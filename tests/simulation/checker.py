@@ -106,9 +106,10 @@ class Checker:
         times += [self.now()] * (end - len(times))
 
     def cancelled(self, session_id: str) -> None:
-        """A client was told that a session is cancelled; the store knows, unless it has lost the session."""
-        known = self.sessions[session_id]
-        if self.log(key_of(session_id)) is not None:
+        """A client was told that a session is cancelled; the store knows, unless it has lost session or mark."""
+        stored = self._memory.value(key_of(session_id))
+        if stored and int(stored[b"cancel"]):
+            known = self.sessions[session_id]
             known.over = min(known.over, self.now())
 
     def log(self, key: bytes) -> Log | None:
