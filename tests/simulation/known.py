@@ -30,7 +30,7 @@ class Known:
     over: float = math.inf  # virtual time of its deadline, or of a cancel that was acknowledged
     births: set[bytes] = field(default_factory=set)
     inexact_from: float = math.inf  # the least offset from which it was ever marked as best effort
-    forgot: bool = False  # the store has lost something since it was inexact
+    forgot: bool = False  # the store has lost something of it, and it is inexact
     logs: list[tuple[int, ...]] = field(default_factory=list)
     """Every log that was not the beginning of a later one: one, where the session is exact."""
 
@@ -64,6 +64,7 @@ class Known:
 
     def stored(self, tokens: tuple[int, ...], inexact_from: float) -> str | None:
         """A log as it is now; what is wrong with it."""
+        self.forgot |= inexact_from < min(self.inexact_from, self.committed)  # lost first: others may take the places
         self.inexact_from = min(self.inexact_from, inexact_from)
         exact = tokens if self.inexact_from == math.inf else tokens[: int(self.inexact_from)]
         if exact != self.truth.tokens[: len(exact)]:
