@@ -94,8 +94,7 @@ class Creating:
             session = self._table.begin(record, created.epoch, options)
         finally:
             creation = self._creations.pop(record.session_id)
-        if self._takeover.closed is not None:
-            self._table.pause(session, self._takeover.closed)
+        self._takeover.admit(session, options.deadline)  # the store may have been away for long
         self._left(creation, session)
         return session
 

@@ -139,13 +139,17 @@ class TakeOver:
         session = self._table.take_over(stored, epoch, options)
         self._table.counts.taken_over += 1
         log.info("took a session over", session=session.id, epoch=epoch, tokens=len(session.tokens))
-        if stored.state.cancel_marked:
+        self.admit(session, options.deadline, cancelled=stored.state.cancel_marked)
+        return session
+
+    def admit(self, session: Session, deadline: float | None, *, cancelled: bool = False) -> None:
+        """Of a session that begins to run here: what was over before ends or pauses it, before its first step."""
+        if cancelled:
             self._table.cancel(session)
-        elif options.deadline is not None and options.deadline <= self._clock():
+        elif deadline is not None and deadline <= self._clock():
             self._table.cancel(session, Finish.DEADLINE)
         elif self.closed is not None:
             self._table.pause(session, self.closed)
-        return session
 
     def options(self, record: Record, trace: Trace = NO_TRACE) -> Options:
         """What its first client asked for."""

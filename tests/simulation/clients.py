@@ -156,7 +156,7 @@ class Client:
             return True
         allowed = (
             isinstance(error, Unavailable | Overloaded | Fenced)
-            or (isinstance(error, DeadlineExceeded) and late)
+            or (isinstance(error, DeadlineExceeded) and (late or self._jumped()))
             or (isinstance(error, LostSuffix) and view.started is not None and view.known.is_lost)
             or (isinstance(error, NotFound) and self._may_be_gone(view))
             or (isinstance(error, SessionFailed) and not self.options["detach"])
@@ -165,6 +165,10 @@ class Client:
         if not allowed:
             self._checker.fail(f"{view.name}: {error!r}")
         return False
+
+    def _jumped(self) -> bool:
+        """Whether a gateway's clock may say that the deadline has passed: it is recorded as a time of day."""
+        return self.deadline is not None and self._checker.jumps
 
     def _may_be_gone(self, view: View) -> bool:
         """Whether the session may be deleted, or its record lost; of one that has not started, by its other user."""

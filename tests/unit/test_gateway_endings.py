@@ -239,14 +239,18 @@ async def test_a_periodic_task_that_fails_is_done_again(caplog: pytest.LogCaptur
     ]
 
 
-async def test_a_deadline_passes_while_a_session_is_written(gateway: Gateway, store: RecordedSessions) -> None:
+@pytest.mark.parametrize("detach", [False, True])
+async def test_a_deadline_passes_while_a_session_is_written(
+    gateway: Gateway, store: RecordedSessions, detach: bool
+) -> None:
     """A store that hangs kept the client beyond its deadline, and the session would have run for nobody."""
     store.gate.clear()
     began = asyncio.get_running_loop().time()
     with pytest.raises(DeadlineExceeded):
-        await gateway.generate(dataclasses.replace(ASKED, deadline_ms=50), None)
+        await gateway.generate(dataclasses.replace(ASKED, deadline_ms=50, detach=detach), None)
     assert asyncio.get_running_loop().time() - began < 1
     store.gate.set()
     await soon(lambda: not gateway.held()["creating"])
     (session,) = gateway.table.sessions.values()
     assert session.end is not None
+    assert session.end.reason is Finish.DEADLINE
