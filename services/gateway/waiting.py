@@ -51,6 +51,8 @@ class Waiting:
     def model(self, name: str = "") -> Model | None:
         """The model of this name, or any, where a verifier of it takes sessions."""
         open_ = [v.model for v in self._verifiers if v.model and v.attached and not v.draining]
+        if open_:
+            self._seen = self._clock()
         return next((model for model in open_ if name in ("", model.name)), None)
 
     def known(self, name: str = "") -> Model:
@@ -94,7 +96,6 @@ class Waiting:
     def wake(self) -> None:
         """Let calls go on, where a verifier takes sessions."""
         if self.model() is not None:
-            self._seen = self._clock()
             for call in self._calls:
                 if not call.done():
                     call.set_result(None)

@@ -185,3 +185,16 @@ async def test_health_is_patient_with_a_peer_that_was_well() -> None:
     assert told[-1] == "still", "what is known to be wrong is told at once"
     patient(None)
     assert told[-1] is None
+
+
+async def test_a_verifier_that_went_right_after_a_call_is_waited_for() -> None:
+    """Whoever asked found it there, though nothing had looked at it since the gateway began."""
+    verifier, clock = RecordingEngine(), Clock()
+    waiting = Waiting([verifier], 5.0, 3, lambda: 0, clock)
+    assert waiting.model() is not None
+    verifier.attached = False
+    call = asyncio.create_task(waiting.opened("", None))
+    await soon(lambda: len(waiting) == 1)
+    verifier.attached = True
+    waiting.wake()
+    assert (await call).name == "m"
