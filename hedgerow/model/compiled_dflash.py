@@ -15,7 +15,7 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.compiled import checked_threads
 from hedgerow.model.compiled_trees import compiled_trees
 from hedgerow.model.config import DraftConfig
-from hedgerow.model.dflash import rotary_tables
+from hedgerow.model.dflash import check_append, rotary_tables
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
 from hedgerow.model.packing import PANEL, Packer, in_turn
@@ -127,14 +127,9 @@ class CompiledDFlash:
     def append(self, state: CompiledDraftState, features: torch.Tensor, position: int) -> None:
         """Appends features [n, feature_width] of positions position .. position+n-1; position is the state's end."""
         c, n = self.config, len(features)
-        if position != state.end:
-            raise InvalidRequest("position", position, f"the end of the sequence's context, {state.end}")
+        check_append(features, position, state.end, self.feature_width, c.max_position_embeddings)
         if n == 0:
             return
-        if features.shape != (n, self.feature_width) or features.dtype != torch.float32:
-            raise InvalidRequest("features", tuple(features.shape), f"[rows, {self.feature_width}] of float32")
-        if position < 0 or position + n > c.max_position_embeddings:
-            raise InvalidRequest("position", position + n, f"at most the model's {c.max_position_embeddings} positions")
         features = features.contiguous()
         contexts = (lib.DraftContext * c.num_hidden_layers)(*state.reserve(n))
         with self._turn:

@@ -22,7 +22,7 @@ from hedgerow.model.cuda_graph import Device, Kept, Recorded
 from hedgerow.model.cuda_plan import bucket
 from hedgerow.model.cuda_trees import CudaTrees
 from hedgerow.model.cuda_weights import Reader
-from hedgerow.model.dflash import rotary_tables
+from hedgerow.model.dflash import check_append, rotary_tables
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
 from kernels.gpu.row_layout import PAGE
@@ -119,17 +119,11 @@ class CudaDFlash:
     @torch.inference_mode()
     def append(self, state: CudaDraftState, features: torch.Tensor, position: int) -> None:
         """Appends features [n, feature_width] of positions position .. position+n-1; position is the state's end."""
-        c, n = self.config, len(features)
-        if position != state.end:
-            raise InvalidRequest("position", position, f"the end of the sequence's context, {state.end}")
-        if n == 0:
+        check_append(features, position, state.end, self.feature_width, self.config.max_position_embeddings)
+        if len(features) == 0:
             return
-        if features.shape != (n, self.feature_width) or features.dtype != torch.float32:
-            raise InvalidRequest("features", tuple(features.shape), f"[rows, {self.feature_width}] of float32")
-        if position < 0 or position + n > c.max_position_embeddings:
-            raise InvalidRequest("position", position + n, f"at most the model's {c.max_position_embeddings} positions")
         state.waiting.append(features.to("cpu", copy=True))
-        state.end += n
+        state.end += len(features)
         with self._turn:
             state.reserve()
             if state.behind >= FLUSH_FROM:

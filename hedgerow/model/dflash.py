@@ -257,6 +257,21 @@ class DFlashModel:
         return mask.repeat(c.num_attention_heads // c.num_key_value_heads, 1)
 
 
+def check_append(features: torch.Tensor, position: int, end: int, width: int, most: int) -> None:
+    """InvalidRequest unless `features` are [n, width] of float32 for positions from a context's `end` on, below `most`.
+    No rows fit whatever their form.
+    """
+    n = len(features)
+    if position != end:
+        raise InvalidRequest("position", position, f"the end of the sequence's context, {end}")
+    if n == 0:
+        return
+    if features.shape != (n, width) or features.dtype != torch.float32:
+        raise InvalidRequest("features", tuple(features.shape), f"[rows, {width}] of float32")
+    if position < 0 or position + n > most:
+        raise InvalidRequest("position", position + n, f"at most the model's {most} positions")
+
+
 def rotary_tables(c: DraftConfig, amplitude: float | None) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and [-sin, sin], [positions + block, head_dim]: a block may reach past the last position."""
     yarn = c.rope.yarn
