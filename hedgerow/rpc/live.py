@@ -34,8 +34,8 @@ class Live(Generic[Config]):
 
     @property
     def config(self) -> Config:
-        """Now."""
-        return self._began if self._file is None else self._file.current()[1]
+        """Of the last look at the file."""
+        return self._began if self._file is None else self._file.held
 
     def on_change(self, apply: Callable[[Config], None]) -> None:
         """`apply` each other configuration, within a second."""

@@ -1,18 +1,19 @@
 """Files of a service that change while it runs, by name: what is in force, since when, and whether the newest one is.
 
-A file that is not sound is told of in one line of the log and in a metric, and what was in force stays. What depends on
-a file may ask it at each use (`Watched.current`); `run` looks at all of them each second for what has to be told.
+A file that is not sound is told of in one line of the log and in a metric, and what was in force stays. `run` looks at
+all of them each second, in a thread: thousands of keys take a tenth of a second to read, and no stream should wait so
+long. What depends on a file takes what is in force at each use (`Watched.held`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,17 +101,18 @@ class Reloads:
         self._export("hedgerow_reload_refused", text, lambda s: bool(s.refused))
 
     async def run(self, then: Callable[[], None]) -> None:
-        """Look each second, and again at SIGHUP, for ever; call `then` after each look."""
-
-        def look(*, again: bool = False) -> None:
-            self.look(again=again)
-            then()
-
+        """Look each second, and again at SIGHUP, for ever, in a thread; call `then` after each look."""
+        asked = asyncio.Event()
         # Without any file, too: by default the signal would end the process.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, partial(look, again=True))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
         while True:
-            await asyncio.sleep(EVERY)
-            look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY):
+                    await asked.wait()
+            again = asked.is_set()
+            asked.clear()
+            await asyncio.to_thread(self.look, again=again)
+            then()
 
     def _export(self, name: str, text: str, read: Callable[[State], float]) -> None:
         def numbers() -> dict[str, float]:

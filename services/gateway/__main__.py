@@ -82,14 +82,14 @@ async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
 
 
 def keys_of(config: GatewayConfig, live: Live[GatewayConfig]) -> Callable[[], Keys] | None:
-    """The keys of the moment; None: there are none, and nobody must have one. Raises ConfigError."""
+    """The keys in force; None: there are none, and nobody must have one. Raises ConfigError."""
     path = config.api_keys_file
     if path is None:
         return None
     file = live.reloads.watch("api keys", path, lambda: read_keys(path))
     if config.tls_cert is None:
         log.warning("API keys come over connections without TLS: whoever can read those has the keys")
-    return lambda: file.current()[1]
+    return lambda: file.held
 
 
 async def release(gateway: Gateway, health: Health, grace: float) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from hedgerow.rpc.config import ConfigError, read_lines
 from services.gateway.limits import KEY_BYTES, PRIORITY
 
-MOST_KEYS = 20_000  # 6 us each to read, on the event loop
+MOST_KEYS = 20_000  # 6 us each to read, in a thread
 LEAST, MOST = 16, 256  # characters of a key
 HASHED = "sha256:"
 PREFIX = 4  # bytes of a hash by which candidates are found

@@ -189,7 +189,8 @@ async def test_files_change_under_live_streams_and_none_breaks(gateway: Guarded)
         with pytest.raises(Unauthenticated):
             await new.models()
         put(gateway.keys, f"acme {hashed(ACME)}", f"acme {hashed(NEW)}")
-        assert await new.models(), "a key counts from the next call on"
+        await gateway.taken("api keys", 2)
+        assert await new.models(), "a key counts from then on"
         put(gateway.limits, "HEDGEROW_MAX_SESSIONS=1", "HEDGEROW_MAX_PROMPT_BYTES=4")
         await gateway.taken("limits", 2)
         assert (await process_status(gateway.admin)).numbers["hedgerow_gateway_session_limit"] == 1
@@ -203,6 +204,7 @@ async def test_files_change_under_live_streams_and_none_breaks(gateway: Guarded)
         put(gateway.keys, f"acme {NEW}")
         put(gateway.limits, "HEDGEROW_MAX_SESSIONS=64")
         await gateway.taken("limits", 3)
+        await gateway.taken("api keys", 3)
         os.kill(gateway.child.pid, signal.SIGHUP)
         with pytest.raises(Unauthenticated, match="none that this gateway knows"):
             await acme.models()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from hedgerow import certificates
-from hedgerow.rpc import telemetry
+from hedgerow.rpc import reload, telemetry
 from hedgerow.rpc.config import ConfigError, overlaid
 from hedgerow.rpc.live import Live
 from hedgerow.rpc.reload import Reloads
 from hedgerow.rpc.server import ServerConfig
 from tests.certificates import Authority, copied
+from tests.polling import soon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +80,23 @@ def test_a_line_that_is_wrong_is_named_with_its_limit(limits: Path, line: str, t
     assert str(refused.value).startswith(f"{limits}, {told}")
 
 
+def look(live: Live[Config]) -> None:
+    """What a process does each second."""
+    live.reloads.look()
+    live.apply()
+
+
 def test_a_changed_file_is_taken_and_told_once(live: Live[Config], limits: Path) -> None:
     applied: list[int] = []
     live.on_change(lambda config: applied.append(config.most))
-    live.apply()
+    look(live)
     assert (live.config.most, applied) == (6, [])
     put(limits, "HEDGEROW_MOST=7\n")
-    live.apply()
-    live.apply()
+    look(live)
+    look(live)
     assert (live.config.most, applied) == (7, [7])
     put(limits, "")
-    live.apply()
+    look(live)
     assert (live.config.most, applied) == (4, [7, 4]), "what the file does not say is the environment's again"
     assert str(live.reloads.states["limits"]).startswith("generation 3 of 2")
 
@@ -100,7 +109,7 @@ def test_a_broken_file_changes_nothing_and_is_told_until_it_is_well(
     live.on_change(lambda config: applied.append(config.most))
     put(limits, "HEDGEROW_MOST=many\n")
     for _ in range(3):
-        live.apply()
+        look(live)
     assert (live.config.most, applied) == (6, [])
     (line,) = (line for line in caplog.records if line.levelno == logging.ERROR)
     about = json.dumps(line.__dict__["fields"], default=str)
@@ -109,14 +118,14 @@ def test_a_broken_file_changes_nothing_and_is_told_until_it_is_well(
     assert telemetry.value("hedgerow_reload_generation", file="limits") == 1
     assert "the newest file is not taken: " in str(live.reloads.states["limits"])
     limits.unlink()
-    live.apply()
+    look(live)
     assert live.config.most == 6
     put(limits, "HEDGEROW_MOST=6\n")
-    live.apply()
+    look(live)
     assert telemetry.value("hedgerow_reload_refused", file="limits") == 0
     assert telemetry.value("hedgerow_reload_generation", file="limits") == 1
     put(limits, "HEDGEROW_MOST=8\n")
-    live.apply()
+    look(live)
     assert applied == [8]
     assert telemetry.value("hedgerow_reload_generation", file="limits") == 2
 
@@ -152,3 +161,31 @@ def test_certificates_are_told_of_as_any_other_file(tmp_path: Path) -> None:
     files.key.write_bytes(second.key.read_bytes())
     reloads.look()
     assert (complaints, state.generation, state.refused) == (["key"], 2, "")
+
+
+async def test_a_file_that_takes_long_to_read_holds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty thousand keys are a tenth of a second: what is in force is there meanwhile, without a wait."""
+    monkeypatch.setattr(reload, "EVERY", 0.01)
+    path, reads, loop_runs, told = tmp_path / "keys", list[str](), threading.Event(), asyncio.Event()
+    path.write_text("old")
+
+    def read() -> str:
+        reads.append(path.read_text())
+        if reads[-1] == "new":
+            assert loop_runs.wait(20), "the event loop waits for the file"
+        return reads[-1]
+
+    reloads = Reloads()
+    file = reloads.watch("keys", path, read)
+    running = asyncio.create_task(reloads.run(lambda: told.set() if file.held == "new" else None))
+    try:
+        put(path, "new")
+        await soon(lambda: reads[-1] == "new", 20)
+        assert file.held == "old"
+        loop_runs.set()
+        async with asyncio.timeout(20):
+            await told.wait()
+        assert (reads, reloads.states["keys"].generation) == (["old", "new"], 2)
+    finally:
+        loop_runs.set()
+        running.cancel()
