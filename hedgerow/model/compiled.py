@@ -109,6 +109,7 @@ class CompiledK2:
             if not 0 <= layer < c.num_hidden_layers:
                 raise InvalidRequest("feature_layers", layer, f"within the target's {c.num_hidden_layers} layers")
         check_sizes(c, checkpoint.folder / "config.json")
+        checkpoint.check(c)
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
         self.checkpoint_hash = checkpoint_hash(checkpoint.folder)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from hedgerow.errors import InvalidRequest
 
 T = TypeVar("T", int, float, bool, str)
+MOST = 100_000_000  # bytes of a JSON file; the index of a K2 checkpoint has 25 MB
 
 
 class ConfigError(InvalidRequest):
@@ -32,11 +33,24 @@ class Fields:
 
     @classmethod
     def read(cls, file: Path) -> Fields:
+        """Raises ConfigError, also for a name that comes twice in one object: which one counts, nobody can know."""
+
+        def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            found = dict(pairs)
+            if len(found) < len(pairs):
+                names = [name for name, _ in pairs]
+                raise ConfigError(file, next(n for n in found if names.count(n) > 1), "twice", "must be there once")
+            return found
+
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
+            if file.exists() and not file.is_file():
+                raise ConfigError(file, "file", "no regular file", "must be readable JSON")
+            if (size := file.stat().st_size) > MOST:
+                raise ConfigError(file, "file", f"{size} bytes", f"must have at most {MOST} bytes")
+            values = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once)
         except FileNotFoundError:
             raise ConfigError(file, "file", None, "must exist") from None
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise ConfigError(file, "file", str(error), "must be readable JSON") from None
         if not isinstance(values, dict):
             raise ConfigError(file, "file", type(values).__name__, "must be a JSON object")

@@ -47,6 +47,7 @@ class K2Model:
         for layer in feature_layers:
             if not 0 <= layer < c.num_hidden_layers:
                 raise InvalidRequest("feature_layers", layer, f"within the target's {c.num_hidden_layers} layers")
+        checkpoint.check(c)
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
         self.latent_eps = c.rms_norm_eps if latent_eps is None else latent_eps

@@ -1,0 +1,147 @@
+"""The tensors of a checkpoint folder and where each lies, from the files' headers; and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hedgerow.model.config import K2Config
+from hedgerow.model.fields import Fields
+from hedgerow.model.headers import CheckpointError, Entry, of_folder, read_header
+from hedgerow.model.manifest import Manifest
+from hedgerow.model.tensors import FP8, GROUP, WHOLE, Share, Wanted, tensors
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+NOT_TEXT = ("vision_tower.", "mm_projector.")
+NESTED = "language_model."
+
+Complain = Callable[[CheckpointError], None]
+
+
+def refuse(fault: CheckpointError) -> None:
+    """The first fault is the end."""
+    raise fault
+
+
+class Stored(NamedTuple):
+    """The text model's tensors of one folder, by their names there; `parts` where a converted file has them divided."""
+
+    folder: Path
+    entries: Mapping[str, Entry]
+    prefix: str  # of every name
+    parts: Share  # what each tensor's entry holds of it; WHOLE in a published folder
+
+    def get(self, name: str) -> Entry | None:
+        """By a name without the prefix."""
+        return self.entries.get(self.prefix + name)
+
+
+def stored(folder: Path, share: Share = WHOLE, complain: Complain = refuse) -> Stored:
+    """Reads index and headers, no data. `share` names the file of a converted folder."""
+    manifest = Manifest.read(folder)
+    if manifest is not None:
+        entries, parts = read_header(manifest.rank_file(folder, share)), share
+    else:
+        entries, parts = published(folder, complain), WHOLE
+    nested = any(name.startswith(NESTED) for name in entries)
+    return Stored(folder, entries, NESTED if nested else "", parts)
+
+
+def published(folder: Path, complain: Complain = refuse) -> dict[str, Entry]:
+    """Every tensor of the text model by the index, or of the single file."""
+    weights = weight_files(folder, complain)
+    headers: dict[Path, dict[str, Entry]] = {}
+    for file in sorted(set(weights.values())):
+        try:
+            headers[file] = read_header(file)
+        except CheckpointError as fault:
+            complain(fault)
+    found: dict[str, Entry] = {}
+    for name, file in weights.items():
+        if file not in headers:
+            continue  # complained of
+        if name in headers[file]:
+            found[name] = headers[file][name]
+        else:
+            complain(CheckpointError(file, name, "there, as the index says", "missing"))
+    for file, header in headers.items():
+        for name in header:
+            if weights.get(name, file) != file:
+                complain(CheckpointError(file, name, f"only in {weights[name].name}, as the index says", "here too"))
+    return found
+
+
+def weight_files(folder: Path, complain: Complain = refuse) -> dict[str, Path]:
+    """Name of each tensor of the text model -> its file, from the index or the single file."""
+    manifest = Manifest.read(folder)
+    if manifest is not None:
+        files = [manifest.rank_file(folder, Share(rank, manifest.ranks)) for rank in range(manifest.ranks)]
+        return {name: file for file in files for name in read_header(file)}
+    if not (folder / INDEX).exists():
+        single = of_folder(folder, SINGLE)
+        return {name: single for name in read_header(single) if not name.startswith(NOT_TEXT)}
+    index = of_folder(folder, INDEX)
+    names = Fields.read(index).inner("weight_map")
+    if names is None or not all(isinstance(v, str) for v in names.values.values()):
+        raise CheckpointError(index, "", "a weight_map of names to files", "absent or malformed")
+    paths: dict[str, Path] = {}
+    found: dict[str, Path] = {}
+    for name, file in names.values.items():
+        if name.startswith(NOT_TEXT):
+            continue
+        try:
+            if file not in paths:
+                paths[file] = of_folder(folder, file, name, index)
+                if not file.endswith(".safetensors"):
+                    raise CheckpointError(index, name, "a .safetensors file; others are not opened", file)
+            found[name] = paths[file]
+        except CheckpointError as fault:
+            complain(fault)
+    return found
+
+
+def faults(s: Stored, c: K2Config, ranks: int = 1) -> Iterator[CheckpointError]:
+    """Everything that keeps the folder from being loaded by `ranks` ranks, as far as headers tell."""
+    for wanted in tensors(c):
+        entry = s.get(wanted.name)
+        if wanted.name.endswith("_scale_inv"):
+            weight = s.get(wanted.name.removesuffix("_scale_inv"))
+            if weight is None or weight.dtype != FP8:
+                continue  # a plain matrix has no scales
+        if entry is None:
+            full = s.prefix + wanted.name
+            yield CheckpointError(s.folder, full, f"a tensor of shape {list(wanted.shape)}", "missing")
+            continue
+        yield from _entry_faults(s, wanted, entry, ranks)
+
+
+def _entry_faults(s: Stored, wanted: Wanted, entry: Entry, ranks: int) -> Iterator[CheckpointError]:
+    full, shape = s.prefix + wanted.name, wanted.part(s.parts.ranks)
+    if entry.shape != shape:
+        why = f", a scale for each group of {GROUP}" if full.endswith(".weight_scale") else ""
+        yield CheckpointError(entry.file, full, f"shape {list(shape)}{why}", list(entry.shape))
+    elif entry.dtype not in wanted.dtypes:
+        yield CheckpointError(entry.file, full, f"one of {list(wanted.dtypes)}", entry.dtype)
+    elif not divides(wanted, ranks, entry.dtype):
+        axis = "rows" if wanted.axis == 0 else "columns"
+        unit = f", each a multiple of {wanted.unit}" if wanted.unit > 1 else ""
+        yield CheckpointError(entry.file, full, f"{axis} that {ranks} ranks can share{unit}", list(wanted.shape))
+
+
+def divides(wanted: Wanted, ranks: int, dtype: str) -> bool:
+    """Whether each rank's part is of whole units: heads, groups or blocks."""
+    if wanted.axis is None or ranks == 1:
+        return True
+    return wanted.shape[wanted.axis] % (wanted.unit * ranks) == 0
+
+
+def parameters(wanted: Wanted, dtype: str) -> int:
+    """Weights that a tensor holds: eight to a word; scales and shapes are none."""
+    size = 1
+    for length in wanted.shape:
+        size *= length
+    if wanted.name.endswith(("_scale", "_shape", "_scale_inv")):
+        return 0
+    return size * 8 if dtype == "I32" else size
