@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hedgerow.errors import InvalidRequest
+from hedgerow.model.cache import LatentCache
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class EngineConfig:
                 raise InvalidRequest(field, value, f"at least {least}")
         if self.default_budget > self.max_budget:
             raise InvalidRequest("default_budget", self.default_budget, f"at most max_budget, {self.max_budget}")
+
+    def pages_for(self, max_context: int) -> int:
+        """`pages`, or what the default of them is."""
+        page, most = LatentCache.page_size, max_context + self.max_budget
+        return self.pages or max(-(-most // page), self.max_sequences * -(-(most // 4) // page))
 
 
 _LEAST = {

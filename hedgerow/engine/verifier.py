@@ -24,6 +24,7 @@ from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.drafts import DraftDesk
 from hedgerow.engine.inbox import Cancel, Committed, Inbox, Limits
 from hedgerow.engine.kv_cache import PagePool
+from hedgerow.engine.reads import Hidden, Reads
 from hedgerow.engine.scheduler import Scheduler, Work, expired
 from hedgerow.engine.sequence import AttachedSequence
 from hedgerow.engine.types import (
@@ -38,7 +39,6 @@ from hedgerow.engine.types import (
     Update,
 )
 from hedgerow.errors import HedgerowError, Internal, InvalidRequest
-from hedgerow.model.cache import LatentCache
 from hedgerow.model.interface import Target
 
 log = logging.getLogger(__name__)
@@ -59,18 +59,27 @@ class VerifierEngine:
     """Continuous batching with tree verification over one target model.
 
     vocabulary: what each token adds to the text, b"" for control tokens. eos: tokens that end a sequence by default.
+    reads: what the drafter does; None: the model's hidden states.
     """
 
-    def __init__(self, model: Target, config: EngineConfig, vocabulary: Sequence[bytes], eos: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: Target,
+        config: EngineConfig,
+        vocabulary: Sequence[bytes],
+        eos: frozenset[int],
+        reads: Reads | None = None,
+    ) -> None:
         if len(vocabulary) != model.config.vocab_size:
             raise InvalidRequest("vocabulary", len(vocabulary), f"the model has {model.config.vocab_size} tokens")
-        if not model.feature_width:  # nothing that a drafter could read
+        self._reads = reads or Hidden(model.feature_width)
+        if not self._reads.width:
             config = replace(config, max_budget=0, default_budget=0)
         self.config = config
         positions = model.config.max_position_embeddings
         self.max_context = min(config.max_context or positions, positions)
         self._model, self._eos = model, eos
-        self.cache = model.new_cache(config.pages or _pages(config, self.max_context))
+        self.cache = model.new_cache(config.pages_for(self.max_context))
         self.pool = PagePool(self.cache.pages, self.cache.page_size)
         self.scheduler = Scheduler(config, self.pool)
         self._desk = DraftDesk(config.feature_rows, model.config.vocab_size)
@@ -193,9 +202,9 @@ class VerifierEngine:
         sources = [slot for source, _ in moved for slot in source]
         if sources:
             self.cache.copy(sources, [slot for _, target in moved for slot in target])
-        total = features.shape[0]
-        for part, walk in zip(parts, walks, strict=True):
-            part.work.sequence.keep(rows.picked(features, part.first_row, walk.path))
+        total, read = features.shape[0], self._reads.rows(features, parts, walks)
+        for part, walk, more in zip(parts, walks, read, strict=True):
+            part.work.sequence.keep(more)
             if walk.tokens:
                 self._emit(plan, part, walk, total)
 
@@ -299,8 +308,3 @@ class VerifierEngine:
         cause = error if isinstance(error, HedgerowError) else Internal(f"{type(error).__name__}: {error}")
         for sequence in list(self.scheduler.running):
             self._end(sequence, Finish.ERROR, error=cause)
-
-
-def _pages(config: EngineConfig, max_context: int) -> int:
-    page, most = LatentCache.page_size, max_context + config.max_budget
-    return max(-(-most // page), config.max_sequences * -(-(most // 4) // page))

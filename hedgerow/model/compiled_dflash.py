@@ -93,15 +93,16 @@ class CompiledDFlash:
         target_folder: Path,
         amplitude: float | None = None,
         threads: int = 1,
+        projected: bool = False,
     ) -> None:
         c = self.config = DraftConfig.from_folder(folder)
         check_sizes(c, folder / "config.json")
         self.choice = ThreadChoice(checked_threads(threads), threads)
         self.feature_layers, self.block_size, self.vocab_size = c.target_layer_ids, c.block_size, c.vocab_size
-        self.feature_width = len(c.target_layer_ids) * c.hidden_size
+        self.feature_width = c.hidden_size if projected else c.feature_width
         self.checkpoint_hash = checkpoint_hash(folder)
         self._library, self._functions, self._packer = library, library.functions, Packer(library.lanes)
-        self._model = self._describe(Checkpoint(folder), target_folder, amplitude)
+        self._model = self._describe(Checkpoint(folder), target_folder, amplitude, projected)
         self._engine = library.functions.drafter_open(self._model, threads)
         if not self._engine:
             raise MemoryError("the compiled engine has no memory or cannot start its threads")
@@ -116,9 +117,10 @@ class CompiledDFlash:
         amplitude: float | None = None,
         threads: int = 1,
         builds: Path = BUILDS,
+        projected: bool = False,
     ) -> CompiledDFlash:
         """Raises ConfigError or CheckpointError as DFlashModel does, also for a size without code here; BuildError."""
-        return cls(lib.Library(build(builds)), folder, target_folder, amplitude, threads)
+        return cls(lib.Library(build(builds)), folder, target_folder, amplitude, threads, projected)
 
     def new_state(self) -> CompiledDraftState:
         """An empty context that starts at position 0."""
@@ -173,7 +175,9 @@ class CompiledDFlash:
         """One tree a sequence from `draft`'s logits, as `kernels.tree_build.plain_trees`."""
         return compiled_trees(self._library, logits, budgets, caps)
 
-    def _describe(self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None) -> lib.DraftModel:
+    def _describe(
+        self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None, projected: bool
+    ) -> lib.DraftModel:
         c, p = self.config, self._packer
         borrowed = load_embedding_and_head(target_folder)
         if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
@@ -187,11 +191,12 @@ class CompiledDFlash:
             layers=c.num_hidden_layers, hidden=c.hidden_size, vocab=c.vocab_size, heads=c.num_attention_heads,
             kv_heads=c.num_key_value_heads, head_dim=c.head_dim, width=c.intermediate_size, block=c.block_size,
             mask_token=c.mask_token_id, feature_width=self.feature_width, positions=c.max_position_embeddings,
-            eps=c.rms_norm_eps, scale=c.head_dim**-0.5, layer=(lib.DraftLayer * len(layers))(*layers),
+            projected=projected, eps=c.rms_norm_eps, scale=c.head_dim**-0.5,
+            layer=(lib.DraftLayer * len(layers))(*layers),
             embedding=p.keep(borrowed.embedding), norm=p.keep(checkpoint.weight("norm.weight", c.hidden_size)),
             context_norm=p.keep(checkpoint.weight("hidden_norm.weight", c.hidden_size)), cos=p.keep(cos),
-            sin=p.keep(sin), fc=p.matrix(checkpoint.weight("fc.weight", c.hidden_size, self.feature_width)),
-            head=p.matrix(borrowed.head),
+            sin=p.keep(sin), head=p.matrix(borrowed.head),
+            fc=lib.Matrix() if projected else p.matrix(checkpoint.weight("fc.weight", c.hidden_size, c.feature_width)),
         )  # fmt: skip
 
 

@@ -88,6 +88,7 @@ class CudaDFlash:
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
         amplitude: float | None = None,
+        projected: bool = False,
     ) -> None:
         c = self.config = DraftConfig.from_folder(folder)
         if c.head_dim < 16 or c.head_dim & (c.head_dim - 1):
@@ -95,10 +96,10 @@ class CudaDFlash:
                 folder / "config.json", "head_dim", c.head_dim, "a power of two from 16 on, on a CUDA device"
             )
         self.feature_layers, self.block_size, self.vocab_size = c.target_layer_ids, c.block_size, c.vocab_size
-        self.feature_width = len(c.target_layer_ids) * c.hidden_size
+        self.feature_width = c.hidden_size if projected else c.feature_width
         self.checkpoint_hash = checkpoint_hash(folder)
         self.device, self.dtype = Device(device), dtype
-        self._weights = self._read(Checkpoint(folder), target_folder, amplitude)
+        self._weights = self._read(Checkpoint(folder), target_folder, amplitude, projected)
         width = 2 * c.num_key_value_heads * c.head_dim
         self._arena = Arena(c.num_hidden_layers, width, self.device, dtype)
         self._given = self.device.host_room(MOST_FEATURES, self.feature_width, of=dtype)
@@ -108,9 +109,16 @@ class CudaDFlash:
         self._make_room(LEAST_SEQUENCES)
 
     @classmethod
-    def load(cls, folder: Path, target_folder: Path, device: torch.device) -> CudaDFlash:
+    def load(
+        cls,
+        folder: Path,
+        target_folder: Path,
+        device: torch.device,
+        amplitude: float | None = None,
+        projected: bool = False,
+    ) -> CudaDFlash:
         """Raises ConfigError or CheckpointError as DFlashModel does, also for a size without code here."""
-        return cls(folder, target_folder, device)
+        return cls(folder, target_folder, device, amplitude=amplitude, projected=projected)
 
     def new_state(self) -> CudaDraftState:
         """An empty context that starts at position 0."""
@@ -261,13 +269,16 @@ class CudaDFlash:
 
     def _make_room(self, sequences: int) -> None:
         c = self.config
-        self._room = DraftRoom(c, MOST_FEATURES, sequences * c.block_size, self.device.place, self.dtype)
+        rows = sequences * c.block_size
+        self._room = DraftRoom(c, MOST_FEATURES, rows, self.device.place, self.dtype, self.feature_width)
         drafted = sequences * (c.block_size - 1)
         self._logits = self._room.logits[:drafted].view(sequences, c.block_size - 1, c.vocab_size)
         self._trees.attach(self._logits)
         self._passes.clear()
 
-    def _read(self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None) -> DraftWeights:
+    def _read(
+        self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None, projected: bool
+    ) -> DraftWeights:
         c, r = self.config, Reader(checkpoint, self.device.place, self.dtype)
         borrowed = load_embedding_and_head(target_folder)
         if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
@@ -283,7 +294,7 @@ class CudaDFlash:
         return DraftWeights(
             embedding=borrowed.embedding.to(self.device.place, self.dtype),
             head=borrowed.head.to(self.device.place, self.dtype),
-            fc=r.dense(("fc.weight", (c.hidden_size, self.feature_width))),
+            fc=None if projected else r.dense(("fc.weight", (c.hidden_size, c.feature_width))),
             hidden_norm=r.dense(("hidden_norm.weight", (c.hidden_size,))),
             context_kv=torch.cat([layer.qkv[keys:] for layer in layers]),
             layers=layers,

@@ -56,7 +56,7 @@ class DraftWeights(NamedTuple):
 
     embedding: torch.Tensor
     head: torch.Tensor
-    fc: torch.Tensor  # [hidden, feature width]
+    fc: torch.Tensor | None  # [hidden, feature width]; None: features come projected
     hidden_norm: torch.Tensor
     context_kv: torch.Tensor  # [layers * 2 kv heads * head_dim, hidden]: every layer's keys and values
     layers: list[CudaDraftLayer]
@@ -101,7 +101,9 @@ class DraftFields(NamedTuple):
 class DraftRoom:
     """The buffers of passes of up to `features` rows of features and `rows` rows of blocks."""
 
-    def __init__(self, c: DraftConfig, features: int, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, c: DraftConfig, features: int, rows: int, device: torch.device, dtype: torch.dtype, width: int
+    ) -> None:
         self.features, self.rows = features, rows
         heads, groups, d, hidden = c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.hidden_size
 
@@ -109,7 +111,7 @@ class DraftRoom:
             return torch.zeros(*shape, device=device, dtype=of)
 
         floats = torch.float32
-        self.given = room(features, len(c.target_layer_ids) * hidden)
+        self.given = room(features, width)
         self.mixed, self.context = room(features, hidden, of=floats), room(features, hidden)
         self.context_kv = room(features, c.num_hidden_layers * 2 * groups * d, of=floats)
         self.x, self.delta = room(rows, hidden, of=floats), room(rows, hidden, of=floats)
@@ -144,8 +146,11 @@ class DraftStep:
         """The context's keys and values, from the features; they do not go through the layers' input norms."""
         c, w, room, f, n = self.c, self.weights, self.room, self.fields, self.shape.features
         mixed, context, kv = room.mixed[:n], room.context[:n], room.context_kv[:n]
-        linear(room.given[:n], w.fc, mixed)
-        add_rmsnorm(mixed, w.hidden_norm, context, c.rms_norm_eps)
+        if w.fc is None:
+            context = room.given[:n]
+        else:
+            linear(room.given[:n], w.fc, mixed)
+            add_rmsnorm(mixed, w.hidden_norm, context, c.rms_norm_eps)
         linear(context, w.context_kv, kv)
         width = kv.shape[1] // c.num_hidden_layers
         for number, layer in enumerate(w.layers):

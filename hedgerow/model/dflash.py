@@ -17,6 +17,7 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.config import DraftConfig
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
+from hedgerow.model.projection import FeatureProjection
 from kernels.block_attention import block_attention
 from kernels.linear import ANY_ROWS, column_blocks, wide_linear
 from kernels.rmsnorm import rmsnorm
@@ -128,9 +129,13 @@ class DFlashModel:
     `amplitude` multiplies cos and sin under YaRN. None: what the config says, as Hugging Face reads it
     (`attention_factor`; else m(mscale) / m(mscale_all_dim); else 0.1 ln(factor) + 1). Published serving code disagrees
     on this for Kimi's drafter (1.0 or 1.41589): measure the acceptance both ways.
+
+    `projected`: features come as `FeatureProjection` gives them, [n, hidden].
     """
 
-    def __init__(self, folder: Path, target_folder: Path, amplitude: float | None = None) -> None:
+    def __init__(
+        self, folder: Path, target_folder: Path, amplitude: float | None = None, projected: bool = False
+    ) -> None:
         c = self.config = DraftConfig.from_folder(folder)
         checkpoint = Checkpoint(folder)
         borrowed = load_embedding_and_head(target_folder)
@@ -140,10 +145,9 @@ class DFlashModel:
         self.embedding, self.target_head_hash = borrowed.embedding, borrowed.hash
         self.head = column_blocks(borrowed.head.T)
         self.feature_layers, self.block_size = c.target_layer_ids, c.block_size
-        self.feature_width = len(c.target_layer_ids) * c.hidden_size
+        self.feature_width = c.hidden_size if projected else c.feature_width
         self.vocab_size = c.vocab_size
-        self.fc = checkpoint.weight("fc.weight", c.hidden_size, self.feature_width).T.contiguous()
-        self.hidden_norm = checkpoint.weight("hidden_norm.weight", c.hidden_size)
+        self.project = None if projected else FeatureProjection(c, checkpoint)
         self.norm = checkpoint.weight("norm.weight", c.hidden_size)
         self.layers = [DraftLayer.load(checkpoint, n, c) for n in range(c.num_hidden_layers)]
         keys = c.num_attention_heads * c.head_dim
@@ -156,9 +160,11 @@ class DFlashModel:
         ]
 
     @classmethod
-    def load(cls, folder: Path, target_folder: Path, amplitude: float | None = None) -> DFlashModel:
+    def load(
+        cls, folder: Path, target_folder: Path, amplitude: float | None = None, projected: bool = False
+    ) -> DFlashModel:
         """Raises ConfigError or CheckpointError."""
-        return cls(folder, target_folder, amplitude)
+        return cls(folder, target_folder, amplitude, projected)
 
     def new_state(self) -> DraftState:
         """An empty context that starts at position 0."""
@@ -172,7 +178,7 @@ class DFlashModel:
             raise InvalidRequest("position", position, f"the end of the sequence's context, {state.end}")
         if n == 0:
             return
-        context = rmsnorm(features @ self.fc, self.hidden_norm, c.rms_norm_eps)
+        context = features if self.project is None else self.project(features)
         kv = (context @ self.context_kv).view(n, c.num_hidden_layers, 2, c.num_key_value_heads, c.head_dim)
         at = slice(position, position + n)
         keys = rmsnorm(kv[:, :, 0], self.k_norms, c.rms_norm_eps)

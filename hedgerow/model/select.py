@@ -65,16 +65,22 @@ def load_drafter(
     threads: int = 1,
     builds: Path = BUILDS,
     device: Device = "cpu",
+    amplitude: float | None = None,
+    projected: bool = False,
 ) -> Draft:
-    """The drafter in `folder` for the target in `target_folder`; the rest as in `load_target`."""
+    """The drafter in `folder` for the target in `target_folder`; `amplitude`, `projected`: see DFlashModel; the rest
+    as in `load_target`.
+    """
     if device == "cuda":
-        return _cuda_drafter(folder, target_folder, engine)
-    reference = DFlashModel.load(folder, target_folder)
+        return _cuda_drafter(folder, target_folder, engine, amplitude, projected)
+    reference = DFlashModel.load(folder, target_folder, amplitude, projected)
     if engine == "torch":
         return reference
 
     def compile_it() -> CompiledDFlash:
-        compiled = CompiledDFlash.load(folder, target_folder, threads=threads, builds=builds)
+        compiled = CompiledDFlash.load(
+            folder, target_folder, amplitude, threads=threads, builds=builds, projected=projected
+        )
         check_drafter(compiled, reference)
         return compiled
 
@@ -91,12 +97,12 @@ def _cuda_target(folder: Path, feature_layers: Sequence[int], engine: Engine) ->
     return model
 
 
-def _cuda_drafter(folder: Path, target_folder: Path, engine: Engine) -> Draft:
+def _cuda_drafter(folder: Path, target_folder: Path, engine: Engine, amplitude: float | None, projected: bool) -> Draft:
     _no_choice(engine)
     place = cuda_device()
     from hedgerow.model.cuda_dflash import CudaDFlash
 
-    return CudaDFlash.load(folder, target_folder, place)
+    return CudaDFlash.load(folder, target_folder, place, amplitude, projected)
 
 
 def _no_choice(engine: Engine) -> None:

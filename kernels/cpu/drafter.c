@@ -105,12 +105,16 @@ static void append(void *drafter, int id, int threads) {
     Scratch *w = t->scratch + id;
     const int n = t->new_rows, d = m->head_dim, first = m->heads * d;
     const long width = qkv_width(m);
-    COLUMNS(m->hidden, x0, x1);
-    POINT(w->xs, r, n, t->features + (long)r * m->feature_width);
-    POINT(w->ys, r, n, t->x + (long)r * m->hidden + x0);
-    product(&m->fc, x0, x1, n, w->xs, w->ys, 0);
-    pool_wait(t->pool, threads);
-    normed(t, w, n, m->context_norm);
+    if (m->projected) {
+        memcpy(w->h, t->features, sizeof(float) * (size_t)n * (size_t)m->hidden);
+    } else {
+        COLUMNS(m->hidden, x0, x1);
+        POINT(w->xs, r, n, t->features + (long)r * m->feature_width);
+        POINT(w->ys, r, n, t->x + (long)r * m->hidden + x0);
+        product(&m->fc, x0, x1, n, w->xs, w->ys, 0);
+        pool_wait(t->pool, threads);
+        normed(t, w, n, m->context_norm);
+    }
     SHARE(m->kv_heads, g0, g1);
     for (int layer = 0; layer < m->layers; layer++) {
         const DraftLayer *l = m->layer + layer;

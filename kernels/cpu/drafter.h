@@ -13,7 +13,7 @@ typedef struct {
 
 typedef struct {
     int32_t layers, hidden, vocab, heads, kv_heads, head_dim, width, block, mask_token, feature_width, positions;
-    int32_t unused;
+    int32_t projected; /* features come through fc and context_norm already */
     float eps, scale;
     const DraftLayer *layer;
     const float *embedding, *context_norm, *norm;

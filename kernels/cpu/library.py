@@ -85,7 +85,8 @@ class DraftModel(c.Structure):
     """drafter.h"""
 
     _fields_ = (
-        *integers("layers hidden vocab heads kv_heads head_dim width block mask_token feature_width positions unused"),
+        *integers("layers hidden vocab heads kv_heads head_dim width block mask_token feature_width positions"),
+        *integers("projected"),
         *floats("eps scale"),
         ("layer", c.POINTER(DraftLayer)),
         *pointers("embedding context_norm norm cos sin"),

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.cuda_dflash import FLUSH_FROM, CudaDFlash
 from hedgerow.model.dflash import DFlashModel
+from hedgerow.model.projection import FeatureProjection
 from tests.tiny import TinyTarget, write_tiny
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -103,3 +104,20 @@ def test_trees(pair: Pair) -> None:
     for got, wanted in zip(pair.model.trees(logits, [12, 5], [0, 2]), expected, strict=True):
         assert (got.tokens, got.parents) == (wanted.tokens, wanted.parents)
         assert got.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+
+
+def test_features_that_were_projected_before_draft_the_same(tmp_path: Path) -> None:
+    paths = write_tiny(tmp_path, TinyTarget(layers=2, experts=4)) if INTERPRETED else None
+    drafter, target = (SAPLING.with_name("sapling-dflash"), SAPLING) if paths is None else (paths.drafter, paths.target)
+    device, dtype = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
+    whole, narrow = (
+        CudaDFlash(drafter, target, torch.device(device), dtype, projected=projected) for projected in (False, True)
+    )
+    rows = torch.randn(5, whole.feature_width, generator=torch.Generator().manual_seed(1))
+    drafts = []
+    for model, given in ((whole, rows), (narrow, FeatureProjection.load(drafter)(rows))):
+        state = model.new_state()
+        model.append(state, given, 0)
+        drafts.append(model.draft([state], [3], [5]).cpu().clone())
+    error = float((drafts[0] - drafts[1]).square().mean().sqrt() / drafts[0].std())
+    assert error < (1e-5 if INTERPRETED else 0.05)
