@@ -1,4 +1,4 @@
-"""The drafter's engine: per sequence the context of a DFlash model, per step one tree for each sequence that wants one.
+"""The drafter's engine: per sequence a proposer's context, per step one tree for each sequence that wants one.
 
 Its state is a cache. A sequence that is not held, was evicted or has a gap in its features simply starts later; what is
 missing is told by `features_from`. Not thread-safe: one thread calls it.
@@ -17,6 +17,7 @@ import torch
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, TreeNodes
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.interface import Context, Draft
+from hedgerow.model.proposer import Proposed, Proposer, proposer
 from kernels.tree_build import BUILD_SIZES, build_size
 
 NO_NODES = TreeNodes((), (), ())
@@ -35,20 +36,18 @@ class DrafterConfig:
 
 
 class DrafterEngine:
-    """Trees from a DFlash model.
+    """Trees from a DFlash model, or from another proposer.
 
     `incarnation`: 16 random bytes, new whenever all state is gone.
     """
 
-    def __init__(self, model: Draft, config: DrafterConfig) -> None:
+    def __init__(self, model: Draft | Proposer, config: DrafterConfig) -> None:
         self.config = config
-        self._model = model
-        self._reach = model.config.max_position_embeddings  # positions that the model can stand at
+        self._model = proposer(model)
+        self._reach = self._model.positions
         self._states: OrderedDict[int, Context] = OrderedDict()  # least recently used first
         self.incarnation = os.urandom(16)
-        nothing = torch.zeros(1, model.block_size - 1, model.vocab_size)
-        for size in BUILD_SIZES[: BUILD_SIZES.index(build_size(config.max_budget)) + 1]:
-            model.trees(nothing, [size], [0])  # whatever is made once for trees of a size is made now
+        self._model.warm(BUILD_SIZES[: BUILD_SIZES.index(build_size(config.max_budget)) + 1])
 
     @property
     def held(self) -> int:
@@ -79,16 +78,17 @@ class DrafterEngine:
         while len(self._states) > self.config.max_sequences:
             self._states.popitem(last=False)
         ready = [work for work in batch.works if work.budget and self._whole(work)]
-        logits = self._forward(ready)
-        forwarded = time.perf_counter_ns()
-        nodes = dict(zip((work.sequence for work in ready), self._build(logits, ready), strict=True))
+        proposed = self._propose(ready)
+        nodes = {work.sequence: TreeNodes(*tree) for work, tree in zip(ready, proposed.trees, strict=True)}
         trees = [
             DraftTree(work.sequence, nodes.get(work.sequence, NO_NODES), end)
             for work, end in zip(batch.works, ends, strict=True)
             if work.budget
         ]
         built = time.perf_counter_ns()
-        return DraftAnswer(batch.step_id, trees, self.incarnation, forwarded - begun, built - forwarded)
+        return DraftAnswer(
+            batch.step_id, trees, self.incarnation, proposed.forwarded_ns - begun, built - proposed.forwarded_ns
+        )
 
     def _take(self, work: DraftWork) -> int:
         """Appends what is new of the work's features; gives the first position that is still missing."""
@@ -115,17 +115,16 @@ class DrafterEngine:
         state = self._states.get(work.sequence)
         return state is not None and state.end == work.anchor_position < self._reach
 
-    def _forward(self, works: Sequence[DraftWork]) -> torch.Tensor | None:
+    def _propose(self, works: Sequence[DraftWork]) -> Proposed:
         if not works:
-            return None
-        states = [self._states[work.sequence] for work in works]
-        return self._model.draft(states, [work.anchor for work in works], [work.anchor_position for work in works])
-
-    def _build(self, logits: torch.Tensor | None, works: Sequence[DraftWork]) -> list[TreeNodes]:
-        if logits is None:
-            return []
-        trees = self._model.trees(logits, [work.budget for work in works], [work.topk_cap for work in works])
-        return [TreeNodes(*tree) for tree in trees]
+            return Proposed([], time.perf_counter_ns())
+        return self._model.propose(
+            [self._states[work.sequence] for work in works],
+            [work.anchor for work in works],
+            [work.anchor_position for work in works],
+            [work.budget for work in works],
+            [work.topk_cap for work in works],
+        )
 
     def _check(self, batch: DraftBatch) -> None:
         count, distinct = len(batch.works), len({work.sequence for work in batch.works})
