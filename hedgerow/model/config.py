@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hedgerow.model.fields import Fields
+from hedgerow.model.quantization import scheme
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class K2Config:
     rope: Rope
     eos_token_ids: tuple[int, ...]  # config.json's and generation_config.json's together
     int4_experts: bool  # routed experts as compressed-tensors words; False: plain weights
+    fp8: bool  # matrices may be FP8, with a scale for each block of 128 x 128
 
     @classmethod
     def from_folder(cls, folder: Path) -> K2Config:
@@ -107,6 +109,7 @@ class K2Config:
         top = Fields.read(folder / "config.json")
         f = top.inner("text_config") or top
         check_supported(f)
+        stored = scheme(f.inner("quantization_config") or top.inner("quantization_config"))
         config = cls(
             vocab_size=f.size("vocab_size"),
             hidden_size=f.size("hidden_size"),
@@ -129,7 +132,8 @@ class K2Config:
             max_position_embeddings=f.size("max_position_embeddings"),
             rope=Rope.from_fields(f),
             eos_token_ids=end_tokens(folder, top, f),
-            int4_experts=int4_experts(f.inner("quantization_config") or top.inner("quantization_config")),
+            int4_experts=stored == "int4",
+            fp8=stored == "fp8",
         )
         if config.num_experts_per_tok > config.n_routed_experts:
             raise f.fail("num_experts_per_tok", f"at most n_routed_experts, {config.n_routed_experts}")
@@ -170,27 +174,6 @@ def end_tokens(folder: Path, top: Fields, text: Fields) -> tuple[int, ...]:
     if generation.exists():
         found |= set(Fields.read(generation).integers("eos_token_id"))
     return tuple(sorted(found))
-
-
-def int4_experts(f: Fields | None) -> bool:
-    """Whether routed experts are INT4 words. Raises ConfigError for any other quantisation."""
-    if f is None:
-        return False
-    f.must_be("quant_method", "compressed-tensors", None)
-    f.must_be("format", "pack-quantized", None)
-    groups = f.inner("config_groups")
-    for name in groups.values if groups else ():
-        group = groups.inner(name) if groups else None
-        weights = group.inner("weights") if group else None
-        if weights is None:
-            raise f.fail("config_groups", "a group must have weights")
-        for field, value in (("num_bits", 4), ("type", "int"), ("symmetric", True), ("group_size", 32)):
-            weights.must_be(field, value, None)
-        weights.must_be("strategy", "group", None)
-        weights.must_be("actorder", None, None)
-        if group is not None:
-            group.must_be("input_activations", None, None)
-    return True
 
 
 @dataclass(frozen=True)
