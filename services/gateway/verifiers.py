@@ -108,6 +108,8 @@ class Verifiers:
         """Its stream broke: what ran there goes on elsewhere, or there again."""
         for session in list(self._running[verifier.address].values()):
             self._remove(session)
+            if session.end is not None:
+                continue  # only the store's answer is missing; another verifier would hold a sequence nobody ends
             self.watcher.displaced(session, error.reason, lost=True)
             session.attempt += 1
             session.heard_at, session.moved = None, True

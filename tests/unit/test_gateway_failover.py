@@ -76,6 +76,18 @@ def test_sessions_of_a_lost_verifier_go_on_at_once_where_a_standby_is() -> None:
     assert bench.table.counts.failed_over == 3
 
 
+def test_a_session_whose_end_is_on_its_way_to_the_store_is_not_computed_again() -> None:
+    bench, standby = two()
+    standby.attached = False
+    session = bench.begin(record("s"))
+    standby.attached = True
+    bench.step(update(session, [1, 2], finish=LENGTH))
+    lose(bench, bench.engine)
+    assert (standby.starts, bench.table.counts.failed_over) == ([], 0)
+    bench.acknowledge()
+    assert (bench.store.tokens["s"], session.done, bench.table.sessions) == ([1, 2], True, {})
+
+
 def test_a_session_goes_where_the_fewest_are_and_only_to_its_fingerprint() -> None:
     standby, stranger, unknown = RecordingEngine("v2"), RecordingEngine("v3", OTHER), RecordingEngine("v4")
     unknown.model = None
