@@ -53,7 +53,7 @@ class Models:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     target, drafter = ROOT / "models" / "sapling", ROOT / "models" / "sapling-dflash"
     if all((folder / "config.json").exists() and list(folder.glob("*.safetensors")) for folder in (target, drafter)):
-        from hedgerow.model.config import DraftConfig
+        from hedgerow.model.draft_config import DraftConfig
 
         return Models(target, drafter, DraftConfig.from_folder(drafter).target_layer_ids, bundled=True)
     return write_models(tmp_path_factory.mktemp("random"))

@@ -14,8 +14,8 @@ import torch
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.compiled import checked_threads
 from hedgerow.model.compiled_trees import compiled_trees
-from hedgerow.model.config import DraftConfig
 from hedgerow.model.dflash import check_append, rotary_tables
+from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
 from hedgerow.model.packing import PANEL, Packer, in_turn

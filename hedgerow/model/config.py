@@ -1,7 +1,7 @@
-"""config.json of a target (K2 family) and of a DFlash drafter, read into frozen dataclasses.
+"""config.json of a target (K2 family), read into frozen dataclasses.
 
-Sources: the published config.json of Kimi-K2, K2-Thinking, K2.5 and K2.6 (nested in `text_config` from K2.5 on), and
-those of DFlash drafters. A field that changes the arithmetic and has no default there has none here.
+Sources: the published config.json of Kimi-K2, K2-Thinking, K2.5 and K2.6 (nested in `text_config` from K2.5 on). A
+field that changes the arithmetic and has no default there has none here.
 """
 
 from __future__ import annotations
@@ -174,100 +174,3 @@ def end_tokens(folder: Path, top: Fields, text: Fields) -> tuple[int, ...]:
     if generation.exists():
         found |= set(Fields.read(generation).integers("eos_token_id"))
     return tuple(sorted(found))
-
-
-@dataclass(frozen=True)
-class DraftConfig:
-    """A DFlash drafter. Names are those of its config.json; `dflash_config` wins over the top level."""
-
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    rms_norm_eps: float
-    max_position_embeddings: int
-    vocab_size: int
-    rope: Rope
-    windows: tuple[int | None, ...]  # per layer: keys at q - W + 1 .. q; None: all
-    causal: tuple[bool, ...]  # per layer: within the block
-    block_size: int  # the anchor and the masks
-    mask_token_id: int
-    target_layer_ids: tuple[int, ...]
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> DraftConfig:
-        """Raises ConfigError with file and field."""
-        f = Fields.read(folder / "config.json")
-        inner = f.inner("dflash_config") or Fields(f.file, {}, "dflash_config.")
-        f.must_be("hidden_act", "silu", "silu")
-        f.must_be("attention_bias", False, False)
-        for name, neutral in (
-            ("input_embedding_scale", 1.0),
-            ("output_multiplier", 1.0),
-            ("final_logit_softcapping", None),
-        ):
-            f.must_be(name, neutral, neutral)
-            inner.must_be(name, neutral, neutral)
-        if f.values.get("architectures") != ["DFlashDraftModel"]:
-            raise f.fail("architectures", "only ['DFlashDraftModel'] is supported")
-        where = inner if inner.values.get("block_size") is not None else f
-        layers, heads = f.size("num_hidden_layers"), f.size("num_attention_heads")
-        windows, causal = layer_masks(f, inner, layers)
-        config = cls(
-            hidden_size=f.size("hidden_size"),
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=f.size("num_key_value_heads"),
-            head_dim=f.size("head_dim", max(1, f.size("hidden_size") // heads)),
-            intermediate_size=f.size("intermediate_size"),
-            rms_norm_eps=f.get("rms_norm_eps", float),
-            max_position_embeddings=f.size("max_position_embeddings"),
-            vocab_size=f.size("vocab_size"),
-            rope=Rope.from_fields(f),
-            windows=windows,
-            causal=causal,
-            block_size=where.size("block_size"),
-            mask_token_id=inner.get("mask_token_id", int),
-            target_layer_ids=target_layers(f, inner, layers),
-        )
-        config.check(f, inner, where)
-        return config
-
-    @property
-    def feature_width(self) -> int:
-        """Values of a position's features: the target's hidden states after `target_layer_ids`."""
-        return len(self.target_layer_ids) * self.hidden_size
-
-    def check(self, f: Fields, inner: Fields, where: Fields) -> None:
-        if self.block_size < 2:
-            raise where.fail("block_size", "at least 2: the anchor and one mask")
-        if not 0 <= self.mask_token_id < self.vocab_size:
-            raise inner.fail("mask_token_id", f"within the vocabulary of {self.vocab_size}")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise f.fail("num_key_value_heads", f"must divide num_attention_heads, {self.num_attention_heads}")
-
-
-def layer_masks(f: Fields, inner: Fields, layers: int) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
-    """Window and causality of each layer; without an explicit flag, sliding layers are causal within the block."""
-    types = f.values.get("layer_types") or ["full_attention"] * layers
-    if len(types) != layers or any(t not in ("sliding_attention", "full_attention") for t in types):
-        raise f.fail("layer_types", f"{layers} of 'sliding_attention' or 'full_attention'")
-    explicit = f.values.get("is_causal", inner.values.get("causal"))
-    window = f.size("sliding_window") if "sliding_attention" in types else None
-    sliding = tuple(t == "sliding_attention" for t in types)
-    return tuple(window if s else None for s in sliding), tuple(
-        s if explicit is None else bool(explicit) for s in sliding
-    )
-
-
-def target_layers(f: Fields, inner: Fields, layers: int) -> tuple[int, ...]:
-    """Layers whose outputs are the features; where absent, DFlash's default over the target's depth."""
-    ids = inner.integers("target_layer_ids") or f.integers("target_layer_ids")
-    if ids:
-        return ids
-    depth = (inner if inner.values.get("num_target_layers") else f).size("num_target_layers")
-    if layers == 1:
-        return (depth // 2,)
-    return tuple(round(1 + i * (depth - 4) / (layers - 1)) for i in range(layers))

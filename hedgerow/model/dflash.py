@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from hedgerow.errors import InvalidRequest
-from hedgerow.model.config import DraftConfig
+from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
 from hedgerow.model.projection import FeatureProjection

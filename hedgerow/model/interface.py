@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from hedgerow.model.batch import ForwardOutput, SequenceRows
-from hedgerow.model.config import DraftConfig, K2Config
+from hedgerow.model.config import K2Config
+from hedgerow.model.draft_config import DraftConfig
 from kernels.tree_accept import Walked, WalkRows
 from kernels.tree_build import PlainTree
 

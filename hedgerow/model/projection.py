@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from hedgerow.model.config import DraftConfig
+from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from kernels.rmsnorm import rmsnorm
 

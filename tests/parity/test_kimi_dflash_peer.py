@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from hedgerow.model.compiled_dflash import CompiledDFlash
-from hedgerow.model.config import DraftConfig
 from hedgerow.model.dflash import DFlashModel
+from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.loader import load_embedding_and_head
 from hedgerow.model.projection import FeatureProjection
 from tests.compiled_builds import missing_compiler

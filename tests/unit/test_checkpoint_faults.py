@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hedgerow.model.config import DraftConfig, K2Config
+from hedgerow.model.config import K2Config
 from hedgerow.model.dflash import DFlashModel
+from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import INDEX, CheckpointError, checkpoint_hash, load_embedding_and_head
