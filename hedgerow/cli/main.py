@@ -20,11 +20,13 @@ from typing import NoReturn
 from hedgerow import __version__
 from hedgerow.cli import chat, generate, models, options, sessions, status, tokenize, up
 from hedgerow.cli.command import FAILED, INTERRUPTED, NOBODY_THERE, TERMINATED, Command, say, status_of
+from hedgerow.cli.evaluation import command as evaluation
 from hedgerow.cli.show import BrokenOff, how_to_go_on
 from hedgerow.client import Client, Retry
 from hedgerow.errors import Cancelled, HedgerowError, InvalidRequest, Unavailable
 
 ADDRESS, ADDRESS_VARIABLE = "localhost:7411", "HEDGEROW_ADDRESS"
+ATTEMPTS = 4  # of a call that has given nothing yet: a person sees at once that nobody is there
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a full or broken output raises
 
 
@@ -73,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     up_parser = commands.add_parser("up", help="start the whole stack on this machine")
     up.add_arguments(up_parser)
     up_parser.set_defaults(run=up.run)
-    for module in (generate, chat, models, tokenize, status, sessions):
+    for module in (generate, chat, models, tokenize, status, sessions, evaluation):
         for command in module.COMMANDS:
             child = commands.add_parser(command.name, help=command.help, description=command.help)
             child.add_argument(
@@ -99,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 def _with_client(command: Command) -> Callable[[argparse.Namespace], int]:
     def run(args: argparse.Namespace) -> int:
         try:
-            retry = Retry(total=args.patience)
+            retry = Retry(attempts=ATTEMPTS, total=args.patience)
         except InvalidRequest as error:
             raise InvalidRequest("--patience", args.patience, error.limit) from None
         with _terminable(), Client(args.address, retry=retry, tenant=args.tenant, tls=options.tls(args)) as client:

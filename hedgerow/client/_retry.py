@@ -18,11 +18,13 @@ class Retry:
     A call that has given nothing yet is tried up to `attempts` times in all. A stream whose session has started, or may
     have when its connection broke, goes on up to `resumes` times in a row without anything new; `resumes=0` raises the
     error at once. Delays are exponential, from `first_delay` to `last_delay`, with jitter; a server's own hint counts
-    if it is longer. Both end `total` seconds after the first failure since which nothing new has come. Only
-    Unavailable, Overloaded and Fenced are worth another try. `Retry.never()` gives up at once. Raises InvalidRequest.
+    if it is longer. Both end `total` seconds after the first failure since which nothing new has come, and before the
+    call's own deadline. With the defaults a new call outlasts ten seconds without any gateway, as where the only one is
+    restarted. Only Unavailable, Overloaded and Fenced are worth another try. `Retry.never()` gives up at once.
+    Raises InvalidRequest.
     """
 
-    attempts: int = 4
+    attempts: int = 10
     first_delay: float = 0.1
     last_delay: float = 5.0
     resumes: int = 50

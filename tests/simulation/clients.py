@@ -47,7 +47,7 @@ class Client:
         self.deadline = chance.choice((None, None, None, chance.uniform(0.05, 2.0), chance.uniform(1.0, 20.0)))
         self._addresses = world.addresses("g")
         chance.shuffle(self._addresses)
-        self._retry = Retry(first_delay=0.05, last_delay=2.0, total=chance.choice((5.0, 60.0)))
+        self._retry = Retry(attempts=4, first_delay=0.05, last_delay=2.0, total=chance.choice((5.0, 60.0)))
         self._prompt = [chance.choice(b"abcdefgh") for _ in range(chance.choice((1, 2, 5)))]
         self.options = self._options(chance, key)
         self._asked_at = 0.0
@@ -64,6 +64,7 @@ class Client:
             options["seed"] = chance.getrandbits(40)
         if self.deadline is not None:
             options["deadline"] = self.deadline
+        options["return_steps"] = chance.random() < 0.4
         return options
 
     def same_as(self, other: Client) -> None:
@@ -232,6 +233,7 @@ class Client:
             return
         view = self._view()
         view.tokens, view.text, view.started = list(before.tokens), before.text, before.started
+        view.begin = len(view.tokens)
         self._world.note(view.name, f"comes back to {position.token_offset}")
         async with self._client() as client:
             await self._read(client, view, client.resume(*position))

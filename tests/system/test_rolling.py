@@ -14,7 +14,7 @@ import pytest
 
 from hedgerow.cli.child import Backoff
 from hedgerow.cli.supervisor import StackConfig
-from hedgerow.client import AsyncClient, Retry
+from hedgerow.client import AsyncClient
 from tests.polling import soon
 from tests.stack import ROOT, Models
 from tests.system.rolled import Rolled
@@ -22,7 +22,6 @@ from tests.system.streams import Clients
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 STREAMS, TOKENS = 16, 160
-PLAIN = Retry()
 UPGRADES = {  # a setting that another version might have, of which no token depends
     "gateway": {"MAX_SESSIONS": "777"},
     "verifier": {"MAX_WAITING": "77", "PREFILL_ROWS": "64"},
@@ -32,9 +31,9 @@ UPGRADES = {  # a setting that another version might have, of which no token dep
 
 
 @contextlib.asynccontextmanager
-async def streams(addresses: str, retry: Retry = PLAIN, count: int = STREAMS) -> AsyncIterator[Clients]:
-    """Clients in the midst of their answers; at the end each answer has come, whole and right."""
-    async with AsyncClient(addresses, retry=retry) as client:
+async def streams(addresses: str, count: int = STREAMS) -> AsyncIterator[Clients]:
+    """Clients as they are by default, in the midst of their answers; at the end each has come, whole and right."""
+    async with AsyncClient(addresses) as client:
         clients = Clients(addresses, TOKENS)
         first = await asyncio.gather(*(clients.answer(client, number) for number in range(count)))
         clients.first.update(enumerate(first))
@@ -80,6 +79,5 @@ def single(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.parametrize("service", ["verifier", "kvstore", "gateway"])
 async def test_the_only_one_of_a_service_is_restarted_under_sixteen_streams(single: Rolled, service: str) -> None:
-    # Where the only gateway is away, clients find nobody to wait at: they are told to try for longer than by default.
-    async with streams(single.addresses("gateway"), Retry(attempts=20) if service == "gateway" else PLAIN):
+    async with streams(single.addresses("gateway")):
         await asyncio.to_thread(single.roll, service)
