@@ -33,7 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_only_the_sdk(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     packages = {"/".join(name.split("/")[:-1]) for name in names if name.endswith(".py")}
-    assert packages == {"hedgerow", "hedgerow/v1", "hedgerow/client", "hedgerow/cli"}
+    assert packages == {"hedgerow", "hedgerow/v1", "hedgerow/client", "hedgerow/cli", "hedgerow/cli/evaluation"}
     assert "hedgerow/py.typed" in names
     assert wheel.stat().st_size < 300_000
 

@@ -1,0 +1,1 @@
+"""`hedgerow eval`: small coding tasks, answered by whatever serves, judged in a sandbox."""
