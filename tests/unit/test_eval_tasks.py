@@ -6,7 +6,8 @@ import pytest
 
 from hedgerow.cli.evaluation.answers import code_of_chat, code_of_completion, opening, question
 from hedgerow.cli.evaluation.sandbox import judge, same
-from hedgerow.cli.evaluation.tasks import TASKS, Task
+from hedgerow.cli.evaluation.task import Task
+from hedgerow.cli.evaluation.tasks import TASKS
 from tests.evaluation_answers import RIGHT, wrong
 
 BY_NAME = {task.name: task for task in TASKS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hedgerow.cli.evaluation.tasks import Task
+from hedgerow.cli.evaluation.task import Task
 
 FENCE = re.compile(r"^```[^\n`]*\n(.*?)(?:^```|\Z)", re.M | re.S)
 THINKING_ENDS = "</think>"

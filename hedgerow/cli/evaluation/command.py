@@ -12,7 +12,8 @@ from hedgerow.cli.evaluation import report
 from hedgerow.cli.evaluation.endpoint import Endpoint
 from hedgerow.cli.evaluation.run import PLAIN, TREES, Asks, evaluate, through_http, through_sdk
 from hedgerow.cli.evaluation.sandbox import Limits, prove
-from hedgerow.cli.evaluation.tasks import TASKS, Task
+from hedgerow.cli.evaluation.task import Task
+from hedgerow.cli.evaluation.tasks import TASKS
 from hedgerow.client import Client, Options
 from hedgerow.client._environment import api_key
 from hedgerow.errors import InvalidRequest

@@ -12,7 +12,7 @@ from typing import Any
 from hedgerow.cli.evaluation import answers
 from hedgerow.cli.evaluation.endpoint import Endpoint
 from hedgerow.cli.evaluation.sandbox import Limits, judge
-from hedgerow.cli.evaluation.tasks import Task
+from hedgerow.cli.evaluation.task import Task
 from hedgerow.client import Client, Options
 from hedgerow.errors import HedgerowError, Unauthenticated
 
