@@ -8,11 +8,12 @@ import hashlib
 import hmac
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from hedgerow import digest
-from hedgerow.errors import KeyConflict, Overloaded, Unavailable
+from hedgerow.errors import KeyConflict, Overloaded, SessionUnknown, Unavailable
 from services.gateway.messages import Created
 from services.gateway.resolve import SEEDS, Resolved
 from services.gateway.resuming import Resuming
@@ -22,6 +23,7 @@ from services.gateway.takeover import TakeOver
 from services.gateway.types import Generation, Mode, Model, Record
 
 ID_BYTES = 16
+TRIES = 4  # to write a session that is there, and is not when it is read
 NO_DEADLINE = 1e9  # gRPC tells a call without a deadline by a time in another century
 
 
@@ -86,11 +88,16 @@ class Creating:
 
     async def _write(self, record: Record, options: Options) -> Session:
         try:
-            created = await self._created(record)
-            if created.existing:
-                return await self._resuming.find(
-                    record.session_id, lambda there: check_same(there, record), trace=options.trace
-                )
+            for _ in range(TRIES):
+                created = await self._created(record)
+                if not created.existing:
+                    break
+                with suppress(SessionUnknown):  # the store lost it between two answers: what was asked is all here
+                    return await self._resuming.find(
+                        record.session_id, lambda there: check_same(there, record), trace=options.trace
+                    )
+            else:
+                raise Unavailable("kvstore", f"session {record.session_id} comes and goes")
             session = self._table.begin(record, created.epoch, options)
         finally:
             creation = self._creations.pop(record.session_id)

@@ -5,7 +5,8 @@ grants that only when the lease has ended. Readers do not notice.
 
 Or its owner lives and does not run it any more: it has ended the session, and the store forgot the end. Nobody can ask
 it; so where the log does not grow for long, or stays shorter than what a client has, the session is taken all the same.
-An owner that did run it is fenced by that, and its clients come here.
+An owner that did run it is fenced by that, and its clients come here. The same where the store lost the session and its
+owner does not write it again: the record is here, so it is written anew, and its tokens are generated again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from hedgerow.errors import (
     HedgerowError,
     Internal,
     InvariantViolation,
-    LostSuffix,
     Overloaded,
     SessionFailed,
     SessionUnknown,
@@ -60,7 +60,7 @@ class Times(NamedTuple):
 
 class Following:
     """One such session. `take` tries to run it here: it gives the session, or None while its owner lives, unless it is
-    `forced`.
+    `forced`; one that is `lost` is written again where the store has neither it nor a tombstone.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Following:
     ) -> None:
         self.session = Session.restored(known, 0, options)
         self._record, self._store, self._take, self._move, self._times = known.record, store, take, move, times
+        self._epoch = known.state.epoch
         self._grown_at = self._read_at = asyncio.get_running_loop().time()
         self._away_since: float | None = None  # since when the store does not answer, or does not know the session
         self._delay = FIRST_DELAY
@@ -108,14 +109,7 @@ class Following:
         except (Unavailable, Overloaded) as away:
             await self._wait(away, self._times.patience)
         except SessionUnknown:
-            # Its owner, if it lives, writes it again.
-            session = self.session
-            offset, stored = len(session.tokens), session.acked_digest
-            lost = LostSuffix(
-                f"session {session.id}: the store lost it; {offset} tokens were there",
-                metadata={"token_offset": offset, "digest": stored.hex(), "stored_offset": 0, "stored_digest": ""},
-            )
-            await self._wait(lost, self._times.repair)
+            return await self._lost()
         return False
 
     async def _follow(self) -> None:
@@ -154,13 +148,23 @@ class Following:
             raise Unavailable(f"session {self.session.id}", "nobody reads it", 0.0)
 
     async def _quiet(self) -> bool:
-        session = self.session
         self._away_since, self._quiet_for = None, min(2 * self._quiet_for, self._times.quiet)
-        waits = any(reader.waits for reader in session.readers)
+        waits = any(reader.waits for reader in self.session.readers)
         silent = asyncio.get_running_loop().time() - self._grown_at
-        state = State(length=len(session.tokens), digest=session.acked_digest)
-        forced = silent >= (self._times.repair if waits else self._times.forsaken)
-        taken = await self._take(Stored(self._record, state, session.tokens), forced=forced)
+        return await self._try(forced=silent >= (self._times.repair if waits else self._times.forsaken))
+
+    async def _lost(self) -> bool:
+        """The store does not know the session. Its owner, if it lives and runs it, writes it again; else we do."""
+        try:
+            await self._wait(SessionUnknown(self.session.id), self._times.repair)
+        except SessionUnknown:
+            return await self._try(lost=True)
+        return False
+
+    async def _try(self, *, forced: bool = False, lost: bool = False) -> bool:
+        session = self.session
+        state = State(length=len(session.tokens), digest=session.acked_digest, epoch=self._epoch)
+        taken = await self._take(Stored(self._record, state, session.tokens), forced=forced, lost=lost)
         if taken is None:
             return False
         self._move(session, taken)

@@ -53,18 +53,18 @@ class Leases:
 
     def release(self, record: Record, epoch: int) -> None:
         """See ports.Leases."""
-        self._run(record.session_id, self._release(record, epoch))
+        self._run(record.session_id, lambda: self._release(record, epoch))
 
     def repair(self, record: Record, epoch: int, floor: int, repaired: Repaired) -> None:
         """See ports.Leases."""
-        self._run(record.session_id, self._repair(record, epoch, floor, repaired))
+        self._run(record.session_id, lambda: self._repair(record, epoch, floor, repaired))
 
     async def released(self, session_id: str) -> None:
         """Return once no call for this session is on its way: then somebody else, or we, may take it."""
         if task := self._tasks.get(session_id):
             await asyncio.wait([task])
 
-    def _run(self, session_id: str, work: Awaitable[None]) -> None:
+    def _run(self, session_id: str, work: Callable[[], Awaitable[None]]) -> None:
         before = self._tasks.get(session_id)
         task = asyncio.ensure_future(_after(before, work))
         self._tasks[session_id] = task
@@ -126,7 +126,7 @@ async def persist(call: Callable[[], Awaitable[Answer]], patience: float) -> Ans
         delay = min(2 * delay, LAST_DELAY)
 
 
-async def _after(before: asyncio.Task[None] | None, work: Awaitable[None]) -> None:
+async def _after(before: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
     if before is not None:
         await asyncio.wait([before])
-    await work
+    await work()

@@ -29,8 +29,10 @@ class Store(Protocol):
     async def get(self, session_id: str, from_offset: int = 0) -> Stored:
         """A session as it is recorded."""
 
-    async def acquire(self, record: Record, *, only_expired: bool = True) -> Granted:
-        """A new lease. Raises Fenced while the session's owner lives."""
+    async def acquire(self, record: Record, *, floor: int, repair: bool, only_expired: bool) -> Granted:
+        """A new lease, of an epoch above `floor`; `repair`: of a session that may have to be written again. Raises
+        Fenced while the session's owner lives, if `only_expired`.
+        """
 
 
 class Leases(Protocol):
@@ -71,14 +73,17 @@ class TakeOver:
         """Sessions that are being taken."""
         return len(self._taking)
 
-    async def take(self, known: Stored, trace: Trace = NO_TRACE, *, forced: bool = False) -> Session | None:
+    async def take(
+        self, known: Stored, trace: Trace = NO_TRACE, *, forced: bool = False, lost: bool = False
+    ) -> Session | None:
         """The session, running here under `trace`; None while another gateway runs it, or only lives, unless `forced`.
+        One that is `lost` is written again where the store has neither it nor a tombstone.
         Once for all who ask at the same time, and not cancelled with any of them: the store may have granted it.
         """
         session_id = known.record.session_id
         task = self._taking.get(session_id)
         if task is None:
-            task = self._taking[session_id] = asyncio.create_task(self._take_now(known, trace, forced))
+            task = self._taking[session_id] = asyncio.create_task(self._take_now(known, trace, forced, lost))
             task.add_done_callback(lambda done: self._took(session_id, done))
         return await asyncio.shield(task)
 
@@ -87,7 +92,7 @@ class TakeOver:
         if not task.cancelled():
             task.exception()  # those who waited may be gone
 
-    async def _take_now(self, known: Stored, trace: Trace, forced: bool) -> Session | None:
+    async def _take_now(self, known: Stored, trace: Trace, forced: bool, lost: bool) -> Session | None:
         record = known.record
         await self.settled(record.session_id)
         if running := self._table.sessions.get(record.session_id):
@@ -96,7 +101,7 @@ class TakeOver:
             raise self.closed
         if len(self._table.sessions) >= self.most:
             raise Overloaded("the gateway", len(self._table.sessions), self.most, 1.0)
-        granted = await self._granted(known, forced)
+        granted = await self._granted(known, forced, lost)
         if granted is None:
             return None
         try:
@@ -106,15 +111,16 @@ class TakeOver:
             raise
         return self._begin(stored, granted.epoch, trace)
 
-    async def _granted(self, known: Stored, forced: bool) -> Granted | None:
+    async def _granted(self, known: Stored, forced: bool, lost: bool) -> Granted | None:
         """A lease; None while another gateway holds it, unless `forced`."""
         record, ours = known.record, known.state.owner == self._store.owner
         session_id = record.session_id
-        if session_id in self._unsure:
+        if session_id in self._unsure and not lost:
             ours = (await self._store.get(session_id, ALL)).state.owner == self._store.owner
             self._unsure.pop(session_id, None)  # settle may have been as quick
         try:
-            return await self._store.acquire(record, only_expired=not (ours or forced))
+            floor = known.state.epoch if lost else 0
+            return await self._store.acquire(record, floor=floor, repair=lost, only_expired=not (ours or forced))
         except Fenced:
             return None
         except Unavailable:

@@ -116,8 +116,12 @@ class SharedStoreView:
     async def acquire(
         self, record: Record, *, floor: int = 0, repair: bool = False, only_expired: bool = True
     ) -> Granted:
-        kept = self.store.found(record.session_id)
-        if only_expired and kept.state.owner in self.store.alive:
+        if repair and record.session_id not in self.store.kept:
+            self.store.check()
+            kept = self.store.put(record, self.owner)
+        else:
+            kept = self.store.found(record.session_id)
+        if only_expired and kept.state.owner != self.owner and kept.state.owner in self.store.alive:
             raise Fenced(record.session_id, 0, kept.state.epoch)
         epoch = max(kept.state.epoch, floor) + 1
         kept.state = kept.state._replace(epoch=epoch, owner=self.owner)

@@ -14,14 +14,14 @@ from hedgerow import digest
 from hedgerow.errors import KeyConflict, SessionFailed, SessionUnknown, Unavailable
 from services.gateway.config import GatewayConfig
 from services.gateway.gateway import Gateway
-from services.gateway.messages import Appended, AppendStatus, State
+from services.gateway.messages import Appended, AppendStatus, Created, State
 from services.gateway.position import Position
 from services.gateway.stream import Chunk, Finished, Stream
 from services.gateway.tokenizer import Tokenizer
-from services.gateway.types import Finish, Generation, Sampling
+from services.gateway.types import Finish, Generation, Record, Sampling
 from tests.polling import soon
 from tests.unit.gateway_peers import CANCELLED, ERROR, LENGTH
-from tests.unit.shared_store import NOBODY, Kept, SharedStore
+from tests.unit.shared_store import NOBODY, Kept, SharedStore, SharedStoreView
 from tests.unit.test_gateway_endings import IdleVerifier
 from tests.unit.test_tokenizer import BUNDLED
 
@@ -193,6 +193,29 @@ async def test_a_creation_whose_answer_was_lost_is_given_back_for_its_client_to_
     other = gateway_of(store, A, tokenizer)
     stream = await other.generate(ASKED, None)
     assert (kept.state.owner, stream.session.record.birth) == (A, kept.record.birth)
+
+
+async def test_a_creation_that_the_store_loses_before_it_is_read_is_written_again(
+    store: SharedStore, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client was told that the session is unknown, of a request that was all there."""
+    store.grants_unheard = True
+    with pytest.raises(Unavailable):
+        await gateway.generate(ASKED, None)
+    (lost,) = store.kept.values()
+    create = SharedStoreView.create
+
+    async def forgets(view: SharedStoreView, record: Record, digest: bytes) -> Created:
+        created = await create(view, record, digest)
+        if store.kept.get(record.session_id) is lost:
+            del store.kept[record.session_id]
+        return created
+
+    monkeypatch.setattr(SharedStoreView, "create", forgets)
+    stream = await gateway.generate(ASKED, None)
+    (kept,) = store.kept.values()
+    assert kept is not lost
+    assert stream.session.record.birth == kept.record.birth != lost.record.birth
 
 
 async def test_a_lease_that_a_store_was_too_long_away_to_take_back_is_given_back_later(
