@@ -10,7 +10,7 @@ Scheme = Literal["plain", "int4", "fp8"]
 
 
 def scheme(f: Fields | None) -> Scheme:
-    """Routed experts in compressed-tensors' words: "int4". Matrices in blocks of 128 x 128: "fp8". Raises ConfigError."""
+    """Experts in compressed-tensors' words: "int4". Matrices in blocks of 128 x 128: "fp8". Raises ConfigError."""
     if f is None:
         return "plain"
     if f.values.get("quant_method") == "fp8":
@@ -35,7 +35,7 @@ def scheme(f: Fields | None) -> Scheme:
 
 
 def fp8(f: Fields) -> Scheme:
-    """DeepSeek's form: e4m3 with a float32 scale a block. Activations are not rounded here, whatever it says of them."""
+    """DeepSeek's form: e4m3 with a float32 scale a block. Activations are not rounded here, whatever it says."""
     f.must_be("fmt", "e4m3", "e4m3")
     f.must_be("weight_block_size", [128, 128], None)
     return "fp8"
