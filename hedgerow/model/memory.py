@@ -1,0 +1,71 @@
+"""How much memory a rank of a K2-family model needs, and how many tokens of cache are left on a card: arithmetic on the
+published shapes, before anything is read.
+
+    weights(c, ranks)              bytes of one rank's tensors, in their published types
+    token(c)                       bytes that one token takes in the latent cache, on every rank
+    tokens(c, ranks, card, extra)  how many fit beside the weights
+
+Activations, CUDA graphs and the collectives' buffers come out of what `USABLE` leaves free.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from hedgerow.model.config import K2Config
+from hedgerow.model.tensors import Wanted, tensors
+
+USABLE = 0.92  # of a card's memory, for weights and cache
+SIZE_OF = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "F8_E4M3": 1}
+CACHE_SIZE = 2  # bytes of a cached value: bfloat16
+DRAFTER = 6_500_000_000  # bytes of a published DFlash drafter for K2.6 in bfloat16, on one rank where it is not divided
+
+
+class Card(NamedTuple):
+    """A GPU: bytes that its driver shows."""
+
+    name: str
+    memory: int
+
+
+CARDS = (Card("H200", 150 * 10**9), Card("B300", 288 * 10**9), Card("RTX PRO 6000", 102 * 10**9))
+
+
+def weights(c: K2Config, ranks: int) -> int:
+    """Bytes of one rank's tensors; that every tensor divides is checked where a folder is opened."""
+    return sum(_bytes(wanted, ranks) for wanted in tensors(c))
+
+
+def _bytes(wanted: Wanted, ranks: int) -> int:
+    return math.prod(wanted.part(ranks)) * SIZE_OF[wanted.dtypes[0]]
+
+
+def token(c: K2Config) -> int:
+    """Bytes that a token takes in the cache: the latent and the rotated key, in every layer."""
+    return c.latent_width * c.num_hidden_layers * CACHE_SIZE
+
+
+def tokens(c: K2Config, ranks: int, card: Card, extra: int = 0) -> int:
+    """Tokens of cache beside the weights and `extra` bytes; 0 where not even those fit."""
+    return max(0, left(c, ranks, card) - extra) // token(c)
+
+
+def left(c: K2Config, ranks: int, card: Card) -> int:
+    """Bytes of `USABLE` that the weights leave; negative where they do not fit."""
+    return int(card.memory * USABLE) - weights(c, ranks)
+
+
+def table(c: K2Config, ranks: int = 8) -> list[str]:
+    """Rows of a Markdown table: box, memory, weights, left, tokens, requests of the full context, tokens with a
+    drafter on the fullest rank."""
+    rows = []
+    for card in CARDS:
+        most, beside = tokens(c, ranks, card), tokens(c, ranks, card, DRAFTER)
+        cells = (
+            f"{ranks} x {card.name}", f"{card.memory / 1e9:.0f} GB", f"{weights(c, ranks) / 1e9:.1f} GB",
+            f"{left(c, ranks, card) / 1e9:.1f} GB", f"{most:,}", f"{most * 10 // c.max_position_embeddings / 10:.1f}",
+            f"{beside:,}",
+        )  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
