@@ -51,6 +51,8 @@ MATRIX: list[tuple[str, ...]] = [
     ("gateway.config.message_limit=67108864", "gateway.env.OTEL_SERVICE_NAME=gateway", "labels.team=serving"),
     ("apiKeys.enabled=true", f"apiKeys.keys=acme {API_KEY} concurrent=2", "gateway.limits.max_sessions=67108"),
     ("apiKeys.enabled=true", "apiKeys.existingSecret=keys", "gateway.limits.log_level=debug"),
+    ("verifier.set=b", "previous[0].verifier.set=,previous[0].images.engine.tag=0.0.9", "verifier.groups=2"),
+    ("verifier.set=a", "verifier.kind=LeaderWorkerSet", "previous[0].verifier.set=b", "previous[0].verifier.groups=3"),
     ("gateway.service.type=LoadBalancer", "gateway.priorityClassName=high", "verifier.spread=none"),
 ]
 CASES = [(values, ()) for values in VALUES] + [("values-laptop", sets) for sets in MATRIX[1:]]

@@ -9,6 +9,9 @@
 app.kubernetes.io/name: hedgerow
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
+{{- if hasKey . "set" }}
+hedgerow/set: {{ .set | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "hedgerow.labels" -}}
@@ -58,29 +61,37 @@ labels:
 {{- ternary "https" "kubernetes.io/h2c" .Values.tls.enabled -}}
 {{- end }}
 
-{{/* The names that the certificate is for, as YAML. The co-located drafter is called at 127.0.0.1. */}}
+{{/* The names that the certificate is for, as YAML: of sets to come, too, since a certificate outlives upgrades. The
+     co-located drafter is called at 127.0.0.1. */}}
 {{- define "hedgerow.dnsNames" -}}
 {{- $name := include "hedgerow.name" . -}}
 - localhost
-{{- range $service := list "gateway" "gateway-peers" "verifier" "drafter" "kvstore" }}
+{{- range $service := list "gateway" "gateway-peers" "verifier" "drafter" "drafter-a" "drafter-b" "kvstore" }}
 {{- $short := printf "%s-%s" $name $service }}
 - {{ $short }}
 - {{ $short }}.{{ $.Release.Namespace }}
 - {{ $short }}.{{ $.Release.Namespace }}.svc
 - {{ $short }}.{{ $.Release.Namespace }}.svc.{{ $.Values.network.clusterDomain }}
 {{- end }}
-- "*.{{ $name }}-verifier.{{ .Release.Namespace }}.svc.{{ .Values.network.clusterDomain }}"
+{{- range $set := list "" "-a" "-b" }}
+- "*.{{ $name }}-verifier{{ $set }}.{{ $.Release.Namespace }}.svc.{{ $.Values.network.clusterDomain }}"
+{{- end }}
 {{- range .Values.tls.dnsNames }}
 - {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Every group's first pod: a StatefulSet and a LeaderWorkerSet name them alike. */}}
+{{/* Every group's first pod: a StatefulSet and a LeaderWorkerSet name them alike. New sessions go to the first of them,
+     and to those of its fingerprint. */}}
 {{- define "hedgerow.verifierAddresses" -}}
-{{- $service := printf "%s-verifier" (include "hedgerow.name" .) -}}
 {{- $addresses := list -}}
-{{- range $group := until (int .Values.verifier.groups) -}}
-{{- $addresses = append $addresses (printf "%s-%d.%s.%s.svc.%s:7411" $service $group $service $.Release.Namespace $.Values.network.clusterDomain) -}}
+{{- range $values := include "hedgerow.sets" . | fromJsonArray -}}
+{{- $root := dict "Values" $values "Release" $.Release "Chart" $.Chart -}}
+{{- $name := include "hedgerow.setName" (dict "root" $root "service" "verifier") -}}
+{{- $service := ternary $name (printf "%s-verifier" (include "hedgerow.name" $root)) (eq $values.verifier.kind "LeaderWorkerSet") -}}
+{{- range $group := until (int $values.verifier.groups) -}}
+{{- $addresses = append $addresses (printf "%s-%d.%s.%s.svc.%s:7411" $name $group $service $.Release.Namespace $.Values.network.clusterDomain) -}}
+{{- end -}}
 {{- end -}}
 {{- join "," $addresses -}}
 {{- end }}

@@ -84,7 +84,7 @@ topologySpreadConstraints:
     whenUnsatisfiable: {{ $values.spread }}
     labelSelector:
       matchLabels:
-        {{- include "hedgerow.selector" . | nindent 8 }}
+        {{- include "hedgerow.selector" (omit . "set") | nindent 8 }}
 {{- end }}
 {{- end }}
 

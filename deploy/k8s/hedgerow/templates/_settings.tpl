@@ -39,7 +39,7 @@
 {{- if $colocated -}}
 {{- $_ := set $settings "DRAFTER" "127.0.0.1:7421" -}}
 {{- else if eq $root.Values.drafter.mode "deployment" -}}
-{{- $_ := set $settings "DRAFTER" (printf "%s-drafter.%s.svc.%s:7411" $name $root.Release.Namespace $root.Values.network.clusterDomain) -}}
+{{- $_ := set $settings "DRAFTER" (printf "%s.%s.svc.%s:7411" (include "hedgerow.setName" (dict "root" $root "service" "drafter")) $root.Release.Namespace $root.Values.network.clusterDomain) -}}
 {{- end -}}
 {{- else if eq .service "drafter" -}}
 {{- $_ := set $settings "MODEL_PATH" $root.Values.model.drafterPath -}}

@@ -40,6 +40,6 @@ spec:
     - name: verifier-settings
       configMap: {name: {{ .name }}}
     - name: drafter-settings
-      configMap: {name: {{ include "hedgerow.name" $root }}-drafter}
+      configMap: {name: {{ include "hedgerow.setName" (dict "root" $root "service" "drafter") }}}
     {{- end }}
 {{- end }}

@@ -1,0 +1,34 @@
+{{/* A set: verifier groups of one fingerprint, and their drafter. The values' own, and those that an upgrade left. */}}
+
+{{/* The values of every set as a JSON list, the newest first. What an entry of `previous` says goes before the rest, key
+     by key of `model`, `verifier`, `drafter` and `images`. */}}
+{{- define "hedgerow.sets" -}}
+{{- $sets := list (merge (dict "leaving" false) .Values) -}}
+{{- $names := list .Values.verifier.set -}}
+{{- range $entry := .Values.previous -}}
+{{- $values := deepCopy (omit $.Values "previous") -}}
+{{- range $part := list "images" "model" "verifier" "drafter" -}}
+{{- range $key, $value := index $entry $part -}}
+{{- $_ := set (index $values $part) $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- $images := $values.images.engine -}}
+{{- range $key, $value := $.Values.images.engine -}}
+{{- if not (hasKey $images $key) -}}{{- $_ := set $images $key $value -}}{{- end -}}
+{{- end -}}
+{{- $name := $values.verifier.set -}}
+{{- if has $name $names -}}
+{{- fail (printf "previous: verifier.set %q is taken: each set has a name of its own" $name) -}}
+{{- end -}}
+{{- $names = append $names $name -}}
+{{- $sets = append $sets (set $values "leaving" true) -}}
+{{- end -}}
+{{- toJson $sets -}}
+{{- end }}
+
+{{/* The name of a set's verifier or drafter. root, service */}}
+{{- define "hedgerow.setName" -}}
+{{- $name := printf "%s-%s" (include "hedgerow.name" .root) .service -}}
+{{- with .root.Values.verifier.set }}{{ $name = printf "%s-%s" $name . }}{{ end -}}
+{{- $name -}}
+{{- end }}
