@@ -53,6 +53,7 @@ class StackConfig:
     model: Path
     data: Path
     drafter: Path | None = None
+    lookup: bool = False  # without a drafter's checkpoint: drafts from the session's own text
     listen: str = "127.0.0.1:0"  # the first gateway's; port 0 takes a free one, else others have the ports after it
     gateways: int = 1
     verifiers: int = 1
@@ -226,7 +227,7 @@ class Stack:
         config = self.config
         counts = {
             "kvstore": config.kvstores,
-            "drafter": int(config.drafter is not None),
+            "drafter": int(config.drafter is not None or config.lookup),
             "verifier": config.verifiers,
             "gateway": config.gateways,
         }
@@ -264,6 +265,9 @@ class Stack:
             layers = ",".join(map(str, feature_layers(config.drafter)))
             plan["drafter"]["MODEL_PATH"] = str(config.drafter)
             plan["verifier"] |= {"DRAFTER": self.address("drafter"), "FEATURE_LAYERS": layers}
+        elif config.lookup:
+            plan["drafter"]["KIND"] = "lookup"
+            plan["verifier"] |= {"DRAFTER": self.address("drafter"), "FEATURES": "tokens"}
         if config.budget is not None:
             plan["verifier"]["DEFAULT_BUDGET"] = str(config.budget)
         if config.verifiers > 1:

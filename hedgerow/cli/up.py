@@ -27,6 +27,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
 MAX_BUDGET = 63  # the verifier's default
 MOST_PROCESSES = 16  # of one service
+KINDS = ("dflash", "lookup", "none")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -40,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter", type=Path, metavar="DIR", help="checkpoint of its drafter; DIR-dflash if not given"
     )
     drafter.add_argument("--no-drafter", action="store_true", help="plain decoding, no drafter process")
+    drafter.add_argument(
+        "--drafter-kind",
+        choices=KINDS,
+        help="lookup: drafts from the session's own text, without weights; none: as --no-drafter; dflash if not given",
+    )
     parser.add_argument("--listen", default="127.0.0.1:7411", metavar="HOST:PORT", help="address of the gateway")
     for service, more in (
         ("gateway", "on the ports after --listen"),
@@ -100,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
 def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
     """What the options ask for, in the checkout `root`. Raises InvalidRequest."""
     model: Path = args.model or root / BUNDLED
+    kind = "none" if args.no_drafter else args.drafter_kind or "dflash"
     if not model.is_dir():  # before its drafter's name is made of it
         raise InvalidRequest("--model", str(model), "an existing folder")
     _, port = parse_address(args.listen)
@@ -118,7 +125,8 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
     return StackConfig(
         root=root,
         model=model.resolve(),
-        drafter=None if args.no_drafter else _drafter(args.drafter, model),
+        drafter=_drafter(args.drafter, model) if kind == "dflash" else None,
+        lookup=kind == "lookup",
         data=(args.data or root / ".hedgerow").resolve(),
         listen=args.listen,
         gateways=args.gateways,

@@ -18,6 +18,7 @@ from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.compiled_dflash import CompiledDFlash
 from hedgerow.model.devices import Device, cuda_device
 from hedgerow.model.dflash import DFlashModel
+from hedgerow.model.fits import check_fit
 from hedgerow.model.interface import Draft, Target
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.selfcheck import check_drafter, check_rows, check_target
@@ -71,6 +72,7 @@ def load_drafter(
     """The drafter in `folder` for the target in `target_folder`; `amplitude`, `projected`: see DFlashModel; the rest
     as in `load_target`.
     """
+    check_fit(folder, target_folder)
     if device == "cuda":
         return _cuda_drafter(folder, target_folder, engine, amplitude, projected)
     reference = DFlashModel.load(folder, target_folder, amplitude, projected)

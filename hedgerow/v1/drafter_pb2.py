@@ -25,25 +25,29 @@ _sym_db = _symbol_database.Default()
 from hedgerow.v1 import common_pb2 as hedgerow_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hedgerow/v1/drafter.proto\x12\x0bhedgerow.v1\x1a\x18hedgerow/v1/common.proto\"\x1f\n\x1d\x44rafterServiceDescribeRequest\"\xfc\x01\n\x1e\x44rafterServiceDescribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x63heckpoint_hash\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11\x66\x65\x61ture_layer_ids\x18\x04 \x03(\r\x12\x15\n\rfeature_width\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nmax_budget\x18\x07 \x01(\r\x12\x13\n\x0bincarnation\x18\x08 \x01(\x0c\x12\x15\n\rmax_sequences\x18\t \x01(\r\x12\x18\n\x10target_head_hash\x18\n \x01(\t\"\xd4\x01\n\x0c\x44raftRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.hedgerow.v1.DraftSequence\x12%\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x13.hedgerow.v1.Tensor\x12\x0f\n\x07release\x18\x04 \x03(\x04\x12\x10\n\x08verifier\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\x06 \x01(\x0c\x12)\n\x06traces\x18\x07 \x03(\x0b\x32\x19.hedgerow.v1.TraceContext\"\xdb\x01\n\rDraftSequence\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x66\x65\x61ture_position\x18\x02 \x01(\r\x12\x14\n\x0c\x66\x65\x61ture_rows\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\r\x12\x17\n\x0f\x61nchor_position\x18\x05 \x01(\r\x12\x0e\n\x06\x62udget\x18\x06 \x01(\r\x12\x10\n\x08topk_cap\x18\x07 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x08 \x01(\x0c\x12(\n\x05trace\x18\t \x01(\x0b\x32\x19.hedgerow.v1.TraceContext\"\x82\x01\n\rDraftResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12%\n\x05trees\x18\x02 \x03(\x0b\x32\x16.hedgerow.v1.DraftTree\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x12\n\nforward_ns\x18\x04 \x01(\x04\x12\x10\n\x08\x62uild_ns\x18\x05 \x01(\x04\"g\n\tDraftTree\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x15\n\rfeatures_from\x18\x05 \x01(\r2\xb9\x01\n\x0e\x44rafterService\x12\x63\n\x08\x44\x65scribe\x12*.hedgerow.v1.DrafterServiceDescribeRequest\x1a+.hedgerow.v1.DrafterServiceDescribeResponse\x12\x42\n\x05\x44raft\x12\x19.hedgerow.v1.DraftRequest\x1a\x1a.hedgerow.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19hedgerow/v1/drafter.proto\x12\x0bhedgerow.v1\x1a\x18hedgerow/v1/common.proto\"\x1f\n\x1d\x44rafterServiceDescribeRequest\"\xe2\x03\n\x1e\x44rafterServiceDescribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x63heckpoint_hash\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11\x66\x65\x61ture_layer_ids\x18\x04 \x03(\r\x12\x15\n\rfeature_width\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nmax_budget\x18\x07 \x01(\r\x12\x13\n\x0bincarnation\x18\x08 \x01(\x0c\x12\x15\n\rmax_sequences\x18\t \x01(\r\x12\x18\n\x10target_head_hash\x18\n \x01(\t\x12.\n\x0c\x66\x65\x61ture_kind\x18\x0b \x01(\x0e\x32\x18.hedgerow.v1.FeatureKind\x12\x13\n\x0bhidden_size\x18\x0c \x01(\r\x12\x1a\n\rmask_token_id\x18\r \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_target_layers\x18\x0e \x01(\r\x12\x12\n\nrope_theta\x18\x0f \x01(\x01\x12\x15\n\rmax_positions\x18\x10 \x01(\r\x12+\n\x05probe\x18\x11 \x01(\x0b\x32\x1c.hedgerow.v1.AcceptanceProbeB\x10\n\x0e_mask_token_id\"l\n\x0f\x41\x63\x63\x65ptanceProbe\x12\x0e\n\x06prompt\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x62udget\x18\x03 \x01(\r\x12\x17\n\x0ftokens_per_step\x18\x04 \x01(\x01\x12\x10\n\x08topk_cap\x18\x05 \x01(\r\"\xd4\x01\n\x0c\x44raftRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12-\n\tsequences\x18\x02 \x03(\x0b\x32\x1a.hedgerow.v1.DraftSequence\x12%\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x13.hedgerow.v1.Tensor\x12\x0f\n\x07release\x18\x04 \x03(\x04\x12\x10\n\x08verifier\x18\x05 \x01(\x0c\x12\x0f\n\x07\x64rafter\x18\x06 \x01(\x0c\x12)\n\x06traces\x18\x07 \x03(\x0b\x32\x19.hedgerow.v1.TraceContext\"\xdb\x01\n\rDraftSequence\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x66\x65\x61ture_position\x18\x02 \x01(\r\x12\x14\n\x0c\x66\x65\x61ture_rows\x18\x03 \x01(\r\x12\x0e\n\x06\x61nchor\x18\x04 \x01(\r\x12\x17\n\x0f\x61nchor_position\x18\x05 \x01(\r\x12\x0e\n\x06\x62udget\x18\x06 \x01(\r\x12\x10\n\x08topk_cap\x18\x07 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x08 \x01(\x0c\x12(\n\x05trace\x18\t \x01(\x0b\x32\x19.hedgerow.v1.TraceContext\"\x82\x01\n\rDraftResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12%\n\x05trees\x18\x02 \x03(\x0b\x32\x16.hedgerow.v1.DraftTree\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x12\n\nforward_ns\x18\x04 \x01(\x04\x12\x10\n\x08\x62uild_ns\x18\x05 \x01(\x04\"g\n\tDraftTree\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x15\n\rfeatures_from\x18\x05 \x01(\r*y\n\x0b\x46\x65\x61tureKind\x12\x1c\n\x18\x46\x45\x41TURE_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x45\x41TURE_KIND_HIDDEN\x10\x01\x12\x1a\n\x16\x46\x45\x41TURE_KIND_PROJECTED\x10\x02\x12\x17\n\x13\x46\x45\x41TURE_KIND_TOKENS\x10\x03\x32\xb9\x01\n\x0e\x44rafterService\x12\x63\n\x08\x44\x65scribe\x12*.hedgerow.v1.DrafterServiceDescribeRequest\x1a+.hedgerow.v1.DrafterServiceDescribeResponse\x12\x42\n\x05\x44raft\x12\x19.hedgerow.v1.DraftRequest\x1a\x1a.hedgerow.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hedgerow.v1.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_FEATUREKIND']._serialized_start=1371
+  _globals['_FEATUREKIND']._serialized_end=1492
   _globals['_DRAFTERSERVICEDESCRIBEREQUEST']._serialized_start=68
   _globals['_DRAFTERSERVICEDESCRIBEREQUEST']._serialized_end=99
   _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_start=102
-  _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_end=354
-  _globals['_DRAFTREQUEST']._serialized_start=357
-  _globals['_DRAFTREQUEST']._serialized_end=569
-  _globals['_DRAFTSEQUENCE']._serialized_start=572
-  _globals['_DRAFTSEQUENCE']._serialized_end=791
-  _globals['_DRAFTRESPONSE']._serialized_start=794
-  _globals['_DRAFTRESPONSE']._serialized_end=924
-  _globals['_DRAFTTREE']._serialized_start=926
-  _globals['_DRAFTTREE']._serialized_end=1029
-  _globals['_DRAFTERSERVICE']._serialized_start=1032
-  _globals['_DRAFTERSERVICE']._serialized_end=1217
+  _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_end=584
+  _globals['_ACCEPTANCEPROBE']._serialized_start=586
+  _globals['_ACCEPTANCEPROBE']._serialized_end=694
+  _globals['_DRAFTREQUEST']._serialized_start=697
+  _globals['_DRAFTREQUEST']._serialized_end=909
+  _globals['_DRAFTSEQUENCE']._serialized_start=912
+  _globals['_DRAFTSEQUENCE']._serialized_end=1131
+  _globals['_DRAFTRESPONSE']._serialized_start=1134
+  _globals['_DRAFTRESPONSE']._serialized_end=1264
+  _globals['_DRAFTTREE']._serialized_start=1266
+  _globals['_DRAFTTREE']._serialized_end=1369
+  _globals['_DRAFTERSERVICE']._serialized_start=1495
+  _globals['_DRAFTERSERVICE']._serialized_end=1680
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,6 @@
 from hedgerow.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,12 +8,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class FeatureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FEATURE_KIND_UNSPECIFIED: _ClassVar[FeatureKind]
+    FEATURE_KIND_HIDDEN: _ClassVar[FeatureKind]
+    FEATURE_KIND_PROJECTED: _ClassVar[FeatureKind]
+    FEATURE_KIND_TOKENS: _ClassVar[FeatureKind]
+FEATURE_KIND_UNSPECIFIED: FeatureKind
+FEATURE_KIND_HIDDEN: FeatureKind
+FEATURE_KIND_PROJECTED: FeatureKind
+FEATURE_KIND_TOKENS: FeatureKind
+
 class DrafterServiceDescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DrafterServiceDescribeResponse(_message.Message):
-    __slots__ = ("model", "checkpoint_hash", "vocab_size", "feature_layer_ids", "feature_width", "block_size", "max_budget", "incarnation", "max_sequences", "target_head_hash")
+    __slots__ = ("model", "checkpoint_hash", "vocab_size", "feature_layer_ids", "feature_width", "block_size", "max_budget", "incarnation", "max_sequences", "target_head_hash", "feature_kind", "hidden_size", "mask_token_id", "num_target_layers", "rope_theta", "max_positions", "probe")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_HASH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +35,13 @@ class DrafterServiceDescribeResponse(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     TARGET_HEAD_HASH_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_KIND_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MASK_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGET_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ROPE_THETA_FIELD_NUMBER: _ClassVar[int]
+    MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     model: str
     checkpoint_hash: str
     vocab_size: int
@@ -33,7 +52,28 @@ class DrafterServiceDescribeResponse(_message.Message):
     incarnation: bytes
     max_sequences: int
     target_head_hash: str
-    def __init__(self, model: _Optional[str] = ..., checkpoint_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ..., feature_width: _Optional[int] = ..., block_size: _Optional[int] = ..., max_budget: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., max_sequences: _Optional[int] = ..., target_head_hash: _Optional[str] = ...) -> None: ...
+    feature_kind: FeatureKind
+    hidden_size: int
+    mask_token_id: int
+    num_target_layers: int
+    rope_theta: float
+    max_positions: int
+    probe: AcceptanceProbe
+    def __init__(self, model: _Optional[str] = ..., checkpoint_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., feature_layer_ids: _Optional[_Iterable[int]] = ..., feature_width: _Optional[int] = ..., block_size: _Optional[int] = ..., max_budget: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., max_sequences: _Optional[int] = ..., target_head_hash: _Optional[str] = ..., feature_kind: _Optional[_Union[FeatureKind, str]] = ..., hidden_size: _Optional[int] = ..., mask_token_id: _Optional[int] = ..., num_target_layers: _Optional[int] = ..., rope_theta: _Optional[float] = ..., max_positions: _Optional[int] = ..., probe: _Optional[_Union[AcceptanceProbe, _Mapping]] = ...) -> None: ...
+
+class AcceptanceProbe(_message.Message):
+    __slots__ = ("prompt", "tokens", "budget", "tokens_per_step", "topk_cap")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    TOPK_CAP_FIELD_NUMBER: _ClassVar[int]
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    tokens: int
+    budget: int
+    tokens_per_step: float
+    topk_cap: int
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., budget: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., topk_cap: _Optional[int] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("step_id", "sequences", "features", "release", "verifier", "drafter", "traces")

@@ -12,8 +12,35 @@ from hedgerow.rpc.computing import ComputingConfig
 class DrafterServiceConfig(ComputingConfig):
     """What `python -m services.drafter` takes, as HEDGEROW_<FIELD>."""
 
-    model_path: Path = field(metadata={"help": "folder of the DFlash checkpoint"})
-    target_path: Path = field(metadata={"help": "folder of the target, for its embedding and head"})
+    kind: str = field(
+        default="dflash",
+        metadata={
+            "choices": ("dflash", "lookup"),
+            "help": "what drafts: a DFlash model, or a look at the session's own text, which needs no weights",
+        },
+    )
+    model_path: Path | None = field(default=None, metadata={"help": "folder of the DFlash checkpoint, for kind dflash"})
+    target_path: Path = field(metadata={"help": "folder of the target: its embedding, its head, and what must agree"})
+    features: str = field(
+        default="hidden",
+        metadata={
+            "choices": ("hidden", "projected"),
+            "help": "what a DFlash model is sent: the target's hidden states, or those after its fc, which the "
+            "verifier then applies (its features=projected)",
+        },
+    )
+    yarn_amplitude: float | None = field(
+        default=None,
+        metadata={
+            "min": 0.1,
+            "max": 10.0,
+            "help": "what multiplies cos and sin of a DFlash model with YaRN; empty: what its config.json says, as "
+            "Hugging Face reads it",
+        },
+    )
+    lookup_depth: int = field(
+        default=16, metadata={"min": 1, "max": 63, "help": "levels of a tree, at most, for kind lookup"}
+    )
     max_sequences: int = field(
         default=64, metadata={"min": 1, "max": 65536, "help": "sequences whose state is kept, for each verifier"}
     )

@@ -10,8 +10,9 @@ import torch
 
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftWork
 from hedgerow.errors import InvalidRequest, Unsupported
-from hedgerow.model.interface import Draft
+from hedgerow.model.lookup import Lookup
 from hedgerow.v1 import common_pb2, drafter_pb2
+from services.drafter.loading import Made
 
 FLOAT_BYTES, INCARNATION_BYTES = 4, 16
 
@@ -26,12 +27,19 @@ class Limits:
     max_sequences: int
 
 
-def description(
-    name: str, model: Draft, limits: Limits, incarnation: bytes
-) -> drafter_pb2.DrafterServiceDescribeResponse:
+FEATURES = {
+    "hidden": drafter_pb2.FEATURE_KIND_HIDDEN,
+    "projected": drafter_pb2.FEATURE_KIND_PROJECTED,
+    "tokens": drafter_pb2.FEATURE_KIND_TOKENS,
+}
+
+
+def description(made: Made, limits: Limits, incarnation: bytes) -> drafter_pb2.DrafterServiceDescribeResponse:
     """What this drafter is."""
-    return drafter_pb2.DrafterServiceDescribeResponse(
-        model=name,
+    model = made.model
+    said = drafter_pb2.DrafterServiceDescribeResponse(
+        model=made.name,
+        feature_kind=FEATURES[made.features],
         checkpoint_hash=model.checkpoint_hash,
         vocab_size=model.vocab_size,
         feature_layer_ids=model.feature_layers,
@@ -42,6 +50,15 @@ def description(
         max_sequences=limits.max_sequences,
         target_head_hash=model.target_head_hash,
     )
+    if isinstance(model, Lookup):
+        said.max_positions = model.positions
+        return said
+    c = model.config
+    said.hidden_size, said.mask_token_id, said.rope_theta = c.hidden_size, c.mask_token_id, c.rope.theta
+    said.num_target_layers, said.max_positions = c.num_target_layers or 0, c.max_position_embeddings
+    if made.card is not None:
+        said.probe.CopyFrom(drafter_pb2.AcceptanceProbe(**vars(made.card)))
+    return said
 
 
 def batch_from(request: drafter_pb2.DraftRequest, limits: Limits) -> DraftBatch:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
-from typing import cast
 
 import torch
 
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
-from hedgerow.model.devices import Device
-from hedgerow.model.select import Engine, load_drafter
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.work import serve_while
 from services.drafter.config import DrafterServiceConfig
 from services.drafter.convert import Limits, description
+from services.drafter.loading import load
 from services.drafter.servicer import DrafterServicer, Loaded
 
 SERVICE = "hedgerow.v1.DrafterService"
@@ -33,19 +31,11 @@ async def run(config: DrafterServiceConfig) -> None:
 
 
 async def _load(config: DrafterServiceConfig, servicer: DrafterServicer, health: Health) -> None:
-    read = partial(
-        load_drafter,
-        config.model_path,
-        config.target_path,
-        cast(Engine, config.engine),
-        config.threads_used,
-        device=cast(Device, config.device),
-    )
-    model = await asyncio.to_thread(read)
-    limits = Limits(model.vocab_size, model.feature_width, config.max_budget, config.max_sequences)
-    described = description(config.model_path.name, model, limits, os.urandom(16))
+    made = await asyncio.to_thread(load, config)
+    limits = Limits(made.model.vocab_size, made.model.feature_width, config.max_budget, config.max_sequences)
+    most = DrafterConfig(config.max_sequences, config.max_budget)
     servicer.loaded = Loaded(
-        described, limits, partial(DrafterEngine, model, DrafterConfig(config.max_sequences, config.max_budget))
+        description(made, limits, os.urandom(16)), limits, partial(DrafterEngine, made.drafts, most)
     )
-    health.facts["model"] = config.model_path.name
+    health.facts |= {"model": made.name, "drafter": config.kind, "features": made.features}
     health.report(MODEL, None)

@@ -22,6 +22,26 @@ class VerifierServiceConfig(ComputingConfig):
     feature_layers: str = field(
         default="", metadata={"max": 1024, "help": "the drafter's target layers, as 1,2,3; empty: the drafter is asked"}
     )
+    features: str = field(
+        default="auto",
+        metadata={
+            "choices": ("auto", "hidden", "projected", "tokens"),
+            "help": "what the drafter is sent: the target's hidden states; those after the drafter's fc, which is "
+            "applied here; the tokens. auto: hidden where feature_layers are given, else what the drafter says",
+        },
+    )
+    drafter_path: Path | None = field(
+        default=None, metadata={"help": "folder of the drafter's checkpoint, whose fc is applied where projected"}
+    )
+    acceptance_least: float = field(
+        default=0.9,
+        metadata={
+            "min": 0.0,
+            "max": 1.0,
+            "help": "share of the acceptance on a drafter's card that it must reach once it is connected, or a warning "
+            "says that it does not; 0: it is not measured",
+        },
+    )
     default_budget: int = field(
         default=8,
         metadata={"min": 0, "max": MOST_BUDGET, "help": "most nodes of a tree, for a request that does not say"},

@@ -91,6 +91,24 @@ def watch_engine(load: Callable[[], EngineLoad]) -> None:
     telemetry.watch(refused, "Trees that were not sound, by why.", lambda: load().refused_trees, "reason")
 
 
+class Ratio(Protocol):
+    """What a probe measured."""
+
+    @property
+    def ratio(self) -> float: ...
+
+
+def watch_acceptance(measured: Callable[[], Ratio | None]) -> None:
+    """Exports what the probe found; nothing before it has."""
+
+    def ratios() -> Mapping[str, float]:
+        found = measured()
+        return {} if found is None else {"probe": found.ratio}
+
+    text = "The drafter's acceptance as a share of its card's."
+    telemetry.watch("hedgerow_verifier_acceptance_ratio", text, ratios, "source", goes_down=True)
+
+
 class DraftCounters(Protocol):
     """What the drafter's peer counts."""
 

@@ -12,28 +12,17 @@ import grpc.aio
 
 from hedgerow.certificates import Watched
 from hedgerow.engine.types import DraftAnswer, DraftBatch
-from hedgerow.errors import HedgerowError
 from hedgerow.rpc.channel import open_channel
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.status import from_rpc_error
 from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
+from services.verifier.agreement import KINDS, Disagreement, Target, Wanted, check
 from services.verifier.convert import draft_answer, draft_request
 
 DESCRIBE_TIMEOUT = 5.0
 LAYERS_TIMEOUT, ASK_AGAIN = 60.0, 0.2
 HELLO = DraftBatch(0, ())  # says whose the stream is: a verifier may be idle for hours, and a silent stream is ended
 log = get_log(__name__)
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a drafter must agree with."""
-
-    vocab_size: int
-    feature_layers: tuple[int, ...]
-    feature_width: int
-    max_sequences: int  # that may be in one request
-    head_hash: str  # of the embedding and head, as `load_embedding_and_head` forms it
 
 
 @dataclass(frozen=True)
@@ -46,12 +35,6 @@ class Patience:
     reconnect: float = 0.1
     most_reconnect: float = 2.0
     disagreement: float = 10.0  # before a drafter that does not fit is asked again
-
-
-class Disagreement(HedgerowError):
-    """The drafter was made for another target."""
-
-    reason = "DRAFTER_MISMATCH"
 
 
 @dataclass
@@ -99,6 +82,8 @@ class DrafterPeer:
         self._trouble = ""
         self.traced: Callable[[int], Sequence[str]] = lambda step_id: ()
         """The requests that a step's spans link to."""
+        self.arrived: Callable[[drafter_pb2.DrafterServiceDescribeResponse], None] = lambda drafter: None
+        """Told of each drafter that fits, once its stream is open."""
 
     @property
     def connected(self) -> bool:
@@ -150,9 +135,9 @@ class DrafterPeer:
                 stub = drafter_pb2_grpc.DrafterServiceStub(channel)  # type: ignore[no-untyped-call]
                 request = drafter_pb2.DrafterServiceDescribeRequest()
                 described = await stub.Describe(request, timeout=DESCRIBE_TIMEOUT)
-                self._check(described)
+                check(described, self._target)
                 self._max_budget = described.max_budget
-                await self._stream(stub)
+                await self._stream(stub, described)
             self._note("the drafter ended its stream")
         except Disagreement as error:
             if self._trouble != error.message:
@@ -167,7 +152,9 @@ class DrafterPeer:
             log.error("the drafter's connection failed", exception=error, address=self.address)
         return None
 
-    async def _stream(self, stub: drafter_pb2_grpc.DrafterServiceStub) -> None:
+    async def _stream(
+        self, stub: drafter_pb2_grpc.DrafterServiceStub, described: drafter_pb2.DrafterServiceDescribeResponse
+    ) -> None:
         requests: asyncio.Queue[drafter_pb2.DraftRequest] = asyncio.Queue()
         call = stub.Draft()
         sender = asyncio.create_task(_send(call, requests))
@@ -176,6 +163,7 @@ class DrafterPeer:
         requests.put_nowait(draft_request(HELLO, (), self._incarnation, 0))
         self.counters.connected += 1
         log.info("the drafter is connected", address=self.address)
+        self.arrived(described)
         try:
             async for response in call:
                 self._heard(response)
@@ -200,23 +188,6 @@ class DrafterPeer:
         log.warning("a step got no trees in time", step=step_id, pause=self._penalty)
         self._penalty = min(2 * self._penalty, self._patience.most_penalty)
 
-    def _check(self, drafter: drafter_pb2.DrafterServiceDescribeResponse) -> None:
-        """Raises Disagreement unless the drafter was made for this target."""
-        target = self._target
-        pairs = {
-            "vocab_size": (drafter.vocab_size, target.vocab_size),
-            "feature_layer_ids": (tuple(drafter.feature_layer_ids), target.feature_layers),
-            "feature_width": (drafter.feature_width, target.feature_width),
-            "target_head_hash": (drafter.target_head_hash, target.head_hash),
-        }
-        for name, (theirs, ours) in pairs.items():
-            if theirs != ours:
-                raise Disagreement(f"{name}: the drafter has {theirs}, the target {ours}", metadata={"field": name})
-        if drafter.block_size < 2:
-            raise Disagreement(f"block_size: {drafter.block_size} leaves no position to draft")
-        if drafter.max_sequences < target.max_sequences:
-            raise Disagreement(f"max_sequences: the drafter keeps {drafter.max_sequences} of {target.max_sequences}")
-
     def _note(self, trouble: str) -> None:
         """Logs once an outage, not once an attempt."""
         if trouble != self._trouble:
@@ -225,8 +196,8 @@ class DrafterPeer:
         self._trouble = trouble
 
 
-async def ask_feature_layers(address: str, tls: Watched | None = None) -> tuple[int, ...]:
-    """The layers that the drafter at `address` reads; none if it does not say so within LAYERS_TIMEOUT."""
+async def ask_drafter(address: str, tls: Watched | None = None) -> Wanted:
+    """What the drafter at `address` reads; nothing if it does not say so within LAYERS_TIMEOUT."""
     async with open_channel(address, tls) as channel:
         stub = drafter_pb2_grpc.DrafterServiceStub(channel)  # type: ignore[no-untyped-call]
         request = drafter_pb2.DrafterServiceDescribeRequest()
@@ -234,12 +205,12 @@ async def ask_feature_layers(address: str, tls: Watched | None = None) -> tuple[
         while time.monotonic() < end:
             try:
                 answer = await stub.Describe(request, timeout=DESCRIBE_TIMEOUT)
-                return tuple(answer.feature_layer_ids)
+                return Wanted(KINDS.get(answer.feature_kind, "hidden"), tuple(answer.feature_layer_ids))
             except grpc.aio.AioRpcError as error:
-                log.debug("the drafter does not say which layers it reads", address=address, code=error.code().name)
+                log.debug("the drafter does not say what it reads", address=address, code=error.code().name)
                 await asyncio.sleep(ASK_AGAIN)
-    log.error("no drafter said which layers it reads; this process will decode without one", address=address)
-    return ()
+    log.error("no drafter said what it reads; this process will decode without one", address=address)
+    return Wanted("hidden", ())
 
 
 async def _send(

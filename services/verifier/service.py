@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 
 from hedgerow.engine.config import EngineConfig
+from hedgerow.engine.reads import Reads
 from hedgerow.engine.step import Drafter, NoDrafter
+from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal
 from hedgerow.model.devices import Device
@@ -23,12 +26,15 @@ from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.tls import peer_files
 from hedgerow.rpc.work import serve_while
+from hedgerow.v1 import drafter_pb2
+from services.verifier.agreement import Target, Wanted, configured, reads
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.convert import description
 from services.verifier.defaults import read_defaults
 from services.verifier.loop import StepLoop
-from services.verifier.metrics import watch_drafter, watch_engine
-from services.verifier.peers import DrafterPeer, Patience, Target, ask_feature_layers
+from services.verifier.metrics import watch_acceptance, watch_drafter, watch_engine
+from services.verifier.peers import DrafterPeer, Patience, ask_drafter
+from services.verifier.probe import AcceptanceProbe
 from services.verifier.servicer import Loaded, VerifierServicer
 from services.verifier.spans import Attachments
 from services.verifier.vocabulary import read_vocabulary
@@ -46,6 +52,9 @@ class Group(NamedTuple):
     engine: VerifierEngine
     defaults: dict[str, Any]  # sampling, by the names of SamplingParams
     head_hash: str  # what a drafter's must equal; "" where none is asked
+    reads: Reads
+    wanted: Wanted
+    drafter_hash: str  # of the checkpoint whose fc is applied here; "" where none is
 
 
 async def run(config: VerifierServiceConfig) -> None:
@@ -61,18 +70,28 @@ async def run(config: VerifierServiceConfig) -> None:
 async def _work(
     config: VerifierServiceConfig, servicer: VerifierServicer, health: Health, attachments: Attachments
 ) -> None:
-    layers = await _feature_layers(config)
-    group = await asyncio.to_thread(load, config, layers)
+    wanted = configured(config) or await ask_drafter(config.drafter or "", peer_files(config))
+    group = await asyncio.to_thread(load, config, wanted)
     incarnation = os.urandom(16)
     peer = _peer(config, group, incarnation)
     if peer is not None:
         peer.traced = attachments.traced
     drafter: Drafter = peer or NoDrafter()
-    steps = StepLoop(group.engine, drafter, servicer.deliver)
+    probe = AcceptanceProbe(group.engine, config.acceptance_least if group.reads.width else 0.0)
+
+    def deliver(result: StepResult) -> None:
+        servicer.deliver(result)
+        probe.seen(result)
+        if probe.said:
+            health.facts["acceptance"] = probe.said
+
+    steps = StepLoop(group.engine, drafter, deliver)
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
     watch_engine(group.engine.load)
     if peer is not None:
         watch_drafter(peer.counters, lambda: peer.connected)
+        watch_acceptance(lambda: probe.measured)
+        peer.arrived = partial(_arrived, probe, steps, health)
     health.facts |= {"model": config.model_name, "fingerprint": described.fingerprint.digest}
     servicer.loaded = Loaded(described, group.engine, steps.wake, steps.trouble, config.max_budget)
     others = [] if peer is None else [peer.run()]
@@ -99,16 +118,19 @@ async def _drain(servicer: VerifierServicer, health: Health, grace: float) -> No
     servicer.leave()
 
 
-async def _feature_layers(config: VerifierServiceConfig) -> tuple[int, ...]:
-    """The layers to tap: as configured, else as the drafter says; none without a drafter."""
-    if config.layers or config.drafter is None:
-        return config.layers
-    return await ask_feature_layers(config.drafter, peer_files(config))
+def _arrived(
+    probe: AcceptanceProbe, steps: StepLoop, health: Health, drafter: drafter_pb2.DrafterServiceDescribeResponse
+) -> None:
+    if probe.connected(drafter):
+        steps.wake()
+    if probe.said:
+        health.facts["acceptance"] = probe.said
 
 
-def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
+def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     """Reads the checkpoint. Blocks for as long as that takes; raises HedgerowError with file and field."""
-    model = _model(config, layers)
+    model = _model(config, wanted.layers)
+    read, drafter_hash = reads(config, wanted, model)
     limits = EngineConfig(
         max_sequences=config.max_sequences,
         max_waiting=config.max_waiting,
@@ -116,12 +138,12 @@ def load(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Group:
         prefill_rows=config.prefill_rows,
         run_ahead=config.run_ahead,
         max_budget=config.max_budget,
-        default_budget=min(config.default_budget, config.max_budget) if layers else 0,
+        default_budget=min(config.default_budget, config.max_budget) if read.width else 0,
     )
     vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
-    engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids))
+    engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids), read)
     head_hash = "" if config.drafter is None else load_embedding_and_head(config.model_path).hash
-    return Group(model, engine, read_defaults(config.model_path), head_hash)
+    return Group(model, engine, read_defaults(config.model_path), head_hash, read, wanted, drafter_hash)
 
 
 def _model(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Model:
@@ -137,6 +159,10 @@ def _peer(config: VerifierServiceConfig, group: Group, incarnation: bytes) -> Dr
     if config.drafter is None:
         return None
     c, model = group.model.config, group.model
-    target = Target(c.vocab_size, model.feature_layers, model.feature_width, config.max_sequences, group.head_hash)
+    target = Target(
+        c.vocab_size, model.feature_layers, group.reads.width, config.max_sequences, group.head_hash,
+        group.wanted.features, c.hidden_size, c.num_hidden_layers, c.rope.theta, frozenset(c.eos_token_ids),
+        group.drafter_hash,
+    )  # fmt: skip
     patience = Patience(answer=config.draft_timeout_ms / 1000)
     return DrafterPeer(config.drafter, target, incarnation, patience, peer_files(config))

@@ -15,12 +15,16 @@ import torch
 
 from hedgerow.engine.types import DraftBatch, DraftWork
 from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
-from services.verifier.peers import DrafterPeer, Patience, Target
+from services.verifier.agreement import Disagreement, Target, check
+from services.verifier.peers import DrafterPeer, Patience
 from tests.polling import soon
 
 WIDTH, VOCAB = 8, 100
 HEAD = "5a" * 32
-TARGET = Target(VOCAB, (1, 3), WIDTH, max_sequences=32, head_hash=HEAD)
+TARGET = Target(
+    VOCAB, (1, 3), WIDTH, max_sequences=32, head_hash=HEAD, hidden_size=4, layers=61, rope_theta=5e4,
+    end_tokens=frozenset({98, 99}),
+)  # fmt: skip
 QUICK = Patience(answer=0.2, penalty=0.1, most_penalty=0.4, reconnect=0.02, most_reconnect=0.1, disagreement=0.1)
 
 
@@ -31,7 +35,8 @@ class Drafter(drafter_pb2_grpc.DrafterServiceServicer):
         self.shift = self.described = 0
         self.fits: dict[str, Any] = {
             "vocab_size": VOCAB, "feature_layer_ids": [1, 3], "feature_width": WIDTH, "block_size": 8,
-            "max_budget": 3, "max_sequences": 32, "target_head_hash": HEAD,
+            "max_budget": 3, "max_sequences": 32, "target_head_hash": HEAD, "hidden_size": 4, "num_target_layers": 61,
+            "rope_theta": 5e4, "mask_token_id": 97,
         }  # fmt: skip
         self.said = dict(self.fits)
         self.open = asyncio.Event()
@@ -144,6 +149,13 @@ async def test_no_drafter_is_no_wait_and_one_that_comes_is_used() -> None:
         {"max_sequences": 31},
         {"target_head_hash": "5b" * 32},
         {"target_head_hash": ""},
+        {"feature_kind": drafter_pb2.FEATURE_KIND_PROJECTED},
+        {"feature_kind": drafter_pb2.FEATURE_KIND_TOKENS},
+        {"hidden_size": 5},
+        {"num_target_layers": 60},
+        {"rope_theta": 1e6},
+        {"mask_token_id": VOCAB},
+        {"mask_token_id": 98},
     ],
 )
 async def test_a_drafter_that_does_not_fit_is_not_used_until_it_does(wrong: dict[str, Any]) -> None:
@@ -215,3 +227,17 @@ async def test_what_is_to_be_released_does_not_pile_up_where_no_drafter_is() -> 
     for step in range(1, 100):
         assert await peer.draft(batch(step, release=(step,))) is None
     assert peer._release == []
+
+
+def test_a_disagreement_names_both_values() -> None:
+    said = drafter_pb2.DrafterServiceDescribeResponse(vocab_size=VOCAB, feature_width=WIDTH, feature_layer_ids=[2, 4])
+    with pytest.raises(Disagreement, match=r"feature_layer_ids: the drafter has \(2, 4\), the target \(1, 3\)"):
+        check(said, TARGET)
+
+
+def test_a_drafter_of_tokens_needs_no_head_and_no_layers() -> None:
+    said = drafter_pb2.DrafterServiceDescribeResponse(
+        vocab_size=VOCAB, feature_width=1, block_size=17, max_sequences=32,
+        feature_kind=drafter_pb2.FEATURE_KIND_TOKENS,
+    )  # fmt: skip
+    check(said, replace(TARGET, features="tokens", feature_width=1, feature_layers=()))

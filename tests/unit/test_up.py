@@ -53,6 +53,15 @@ def test_a_model_without_its_drafter_needs_a_word(checkout: Path) -> None:
     assert named.drafter == checkout / "models/sapling-dflash"
 
 
+def test_another_kind_of_drafter_needs_no_folder(checkout: Path) -> None:
+    other = ("--model", str(checkout / "other"))
+    chosen = config(checkout, *other, "--drafter-kind", "lookup")
+    assert (chosen.drafter, chosen.lookup) == (None, True)
+    chosen = config(checkout, *other, "--drafter-kind", "none")
+    assert (chosen.drafter, chosen.lookup) == (None, False)
+    assert config(checkout, "--drafter-kind", "dflash") == config(checkout)
+
+
 def test_a_negative_budget_is_refused(checkout: Path) -> None:
     with pytest.raises(InvalidRequest, match="--budget: -1 is not allowed: at least 0"):
         config(checkout, "--budget", "-1")

@@ -1,0 +1,110 @@
+"""Whether the drafter drafts as well as its maker measured: one greedy generation, once it is connected.
+
+A drafter that is fed features of other layers than it was made for, or that has another rotary embedding, gives as many
+trees and worse ones. No token changes and nothing fails; only its acceptance tells.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from hedgerow.engine.types import Finish, Sampling, Start, StepResult, Update
+from hedgerow.errors import HedgerowError
+from hedgerow.rpc.logs import get_log
+from hedgerow.v1 import drafter_pb2
+
+SESSION = "acceptance-probe"
+LEAST_PRIORITY = -100  # whoever waits goes first
+LEAST_STEPS = 4  # with trees, for a judgement
+log = get_log(__name__)
+
+
+class Engine(Protocol):
+    """The part of VerifierEngine that a probe uses."""
+
+    def start(self, start: Start) -> None: ...
+    def committed(self, session_id: str, epoch: int, attempt: int, offset: int) -> None: ...
+
+
+class Measured(NamedTuple):
+    """Tokens a decode step with a tree, and what the drafter's card says."""
+
+    per_step: float
+    expected: float
+
+    @property
+    def ratio(self) -> float:
+        return self.per_step / self.expected
+
+
+class AcceptanceProbe:
+    """Runs a card's generation through the engine beside everything else. `least`: share of the card's acceptance below
+    which it warns; 0: it does not run. Drafters are told apart by their checkpoints, and each is measured once."""
+
+    def __init__(self, engine: Engine, least: float) -> None:
+        self._engine, self._least = engine, least
+        self._card: drafter_pb2.AcceptanceProbe | None = None  # of the generation that runs
+        self._known: set[str] = set()
+        self._tokens = self._steps = self._offset = 0
+        self.measured: Measured | None = None
+        self.said = ""
+
+    def connected(self, drafter: drafter_pb2.DrafterServiceDescribeResponse) -> bool:
+        """A drafter that fits is there. True: a generation was begun."""
+        if not self._least or self._card is not None or drafter.checkpoint_hash in self._known:
+            return False
+        if not drafter.HasField("probe"):
+            self.said = "not measured: the drafter has no card"
+            return False
+        card = drafter.probe
+        sampling = Sampling(max_tokens=card.tokens, ignore_eos=True)
+        attempt = len(self._known) + 1
+        start = Start(
+            SESSION, 1, attempt, tuple(card.prompt), sampling, budget=card.budget, topk_cap=card.topk_cap,
+            priority=LEAST_PRIORITY,
+        )  # fmt: skip
+        try:
+            self._engine.start(start)
+        except HedgerowError as error:  # a smaller context than the card's, a full queue
+            self.said = f"not measured: {error.message}"
+            log.info("the drafter's acceptance is not measured", why=error.message)
+            return False
+        self._known.add(drafter.checkpoint_hash)
+        self._card, self._tokens, self._steps, self._offset = card, 0, 0, 0
+        return True
+
+    def seen(self, result: StepResult) -> None:
+        """Takes a step's result; most have nothing for it."""
+        if self._card is None:
+            return
+        for update in result.updates:
+            if update.session_id == SESSION:
+                self._take(update)
+
+    def _take(self, update: Update) -> None:
+        assert self._card is not None
+        self._offset += len(update.tokens)
+        self._engine.committed(SESSION, update.epoch, update.attempt, self._offset)
+        if update.stats is not None and update.stats.tree_nodes:  # a step without a tree says nothing of it
+            self._tokens, self._steps = self._tokens + update.stats.emitted, self._steps + 1
+        if update.finish is not Finish.NONE:
+            card, self._card = self._card, None
+            self._judge(card.tokens_per_step, update.finish)
+
+    def _judge(self, expected: float, finish: Finish) -> None:
+        if finish is not Finish.LENGTH or self._steps < LEAST_STEPS:
+            self.said = f"not measured: {self._steps} steps with trees, ended with {finish.name.lower()}"
+            return
+        self.measured = found = Measured(self._tokens / self._steps, expected)
+        self.said = f"{found.per_step:.2f} tokens a step, its card says {expected:.2f}"
+        if found.ratio >= self._least:
+            log.info("the drafter's acceptance is as its card says", tokens_per_step=found.per_step, card=expected)
+            return
+        self.said = f"LOW: {self.said}"
+        log.warning(
+            "the drafter's acceptance is below its card's: are these its target's layers, counted from 0, and its "
+            "rotary embedding?",
+            tokens_per_step=round(found.per_step, 3),
+            card=round(expected, 3),
+            least=self._least,
+        )

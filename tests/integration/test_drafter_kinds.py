@@ -1,0 +1,85 @@
+"""The kinds of drafters as processes: what they are sent, what the stack says of them, and the same tokens of all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hedgerow.cli.supervisor import Stack, StackConfig
+from hedgerow.client import Client, process_status
+from hedgerow.errors import Unavailable
+from tests.polling import eventually
+from tests.stack import ROOT, Models
+
+PROMPT = "def f(a, b):\n    return a + b\n\n\ndef g(a, b):\n    return"
+Settings = Mapping[str, Mapping[str, str]]
+
+
+def config(tiny: Models, data: Path, settings: Settings, drafter: Path | None = None, lookup: bool = False) -> Stack:
+    return Stack(StackConfig(ROOT, tiny.target, data, drafter=drafter, lookup=lookup, settings=settings, budget=8))
+
+
+def facts(stack: Stack, name: str) -> Mapping[str, str]:
+    return asyncio.run(process_status(stack.admin_address(name))).facts
+
+
+def numbers(stack: Stack, name: str) -> Mapping[str, float]:
+    return asyncio.run(process_status(stack.admin_address(name))).numbers
+
+
+def texts(stack: Stack, budget: int) -> list[list[int]]:
+    """Greedy and seeded."""
+    with Client(stack.address("gateway")) as client:
+        return [
+            [
+                t
+                for chunk in client.generate(PROMPT, max_tokens=40, temperature=heat, seed=5, budget=budget)
+                for t in chunk.tokens
+            ]
+            for heat in (0.0, 1.0)
+        ]
+
+
+def copied(tiny: Models, folder: Path, **changes: object) -> Path:
+    shutil.copytree(tiny.drafter, folder)
+    read = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**read, **changes}))
+    return folder
+
+
+def test_looking_the_text_up_needs_no_drafters_folder(tiny: Models, tmp_path: Path) -> None:
+    with config(tiny, tmp_path, {}, lookup=True) as stack:
+        assert texts(stack, 8) == texts(stack, 0)
+        assert facts(stack, "drafter") == facts(stack, "drafter") | {"drafter": "lookup", "features": "tokens"}
+        assert numbers(stack, "drafter")["hedgerow_drafter_nodes_total"] > 0
+        assert numbers(stack, "verifier")["hedgerow_verifier_drafter_up"] == 1
+        assert facts(stack, "verifier")["acceptance"] == "not measured: the drafter has no card"
+
+
+def test_fc_on_the_verifiers_side_and_acceptance_below_the_card(tiny: Models, tmp_path: Path) -> None:
+    drafter = copied(tiny, tmp_path / "drafter")
+    card = {"prompt": [1, 2, 3], "tokens": 60, "budget": 7, "topk_cap": 1, "tokens_per_step": 5.0}
+    (drafter / "acceptance.json").write_text(json.dumps(card))
+    settings = {
+        "drafter": {"FEATURES": "projected"},
+        "verifier": {"FEATURES": "projected", "DRAFTER_PATH": str(drafter)},
+    }
+    with config(tiny, tmp_path / "data", settings, drafter=drafter) as stack:
+        assert texts(stack, 8) == texts(stack, 0)
+        assert numbers(stack, "drafter")["hedgerow_drafter_nodes_total"] > 0
+        eventually(lambda: facts(stack, "verifier").get("acceptance", "").startswith("LOW: "))
+        assert numbers(stack, "verifier")['hedgerow_verifier_acceptance_ratio{source="probe"}'] < 0.9
+        assert any("level=warning" in line and "below its card" in line for line in stack.logs("verifier"))
+
+
+def test_a_drafter_of_another_target_does_not_start_and_says_both_values(tiny: Models, tmp_path: Path) -> None:
+    drafter = copied(tiny, tmp_path / "drafter", rope_theta=1e6)
+    stack = config(tiny, tmp_path / "data", {}, drafter=drafter)
+    with pytest.raises(Unavailable) as refused:
+        stack.start()
+    assert "rope_theta: 1000000.0 is not allowed: the target's, 50000.0" in refused.value.message
