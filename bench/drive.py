@@ -110,12 +110,14 @@ def plain(model: Target, prompt: Sequence[int], sampling: Sampling, eos: frozens
     page_size = LatentCache.page_size
     pages = range(-(-(len(prompt) + sampling.max_tokens) // page_size))
     cache, output = model.new_cache(len(pages)), list[int]()
+    limit = len(prompt) + sampling.max_tokens
     tokens: Sequence[int] = prompt
     while True:
         prefix = len(prompt) + len(output) - len(tokens) if output else 0
         covered = pages[: -(-(prefix + len(tokens)) // page_size)]
         last = len(tokens) - 1
-        logits, _ = model.forward([SequenceRows(prefix, covered, tokens, range(-1, last), [last], not output)], cache)
+        rows = SequenceRows(prefix, covered, tokens, range(-1, last), [last], not output, limit)
+        logits, _ = model.forward([rows], cache)
         output += draw(logits, [RowDraw(sampling, len(prompt) + len(output), len(output))], eos, model.walk)
         if len(output) == sampling.max_tokens or (output[-1] in eos and not sampling.ignore_eos):
             return output

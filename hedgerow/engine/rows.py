@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import torch
 
-from hedgerow.engine.sampler import DrawnTree, RowDraw, WalkTrees, follow
+from hedgerow.engine.sampler import DrawnTree, RowDraw, drawing, edits, follow, walk_rows
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import Phase
 from hedgerow.engine.tree import Tree
 from hedgerow.engine.types import StepStats
-from hedgerow.model.batch import SequenceRows
+from hedgerow.model.batch import ForwardOutput, SequenceRows
+from hedgerow.model.interface import Cache, Target, Verified, WholeSteps
 from kernels.tree_accept import Walked
+
+Done = ForwardOutput | Verified  # of a step's pass
 
 
 class Part(NamedTuple):
@@ -64,6 +67,7 @@ def _part(work: Work, tree: Tree | None, row: int, draw: int, page_size: int) ->
         parents=parents,
         want_logits=wanted,
         prompt=work.phase is Phase.PREFILLING,
+        limit=prompt + sequence.start.sampling.max_tokens,
     )
     return Part(work, tree, rows, row, drawn)
 
@@ -81,11 +85,29 @@ def _tokens(work: Work, tree: Tree | None) -> tuple[Sequence[int], Sequence[int]
     return output[begin - len(prompt) : end - len(prompt)], range(-1, work.rows - 1)
 
 
-def walk_all(parts: Sequence[Part], logits: torch.Tensor, eos: frozenset[int], walk: WalkTrees) -> list[Walk]:
-    """Draws from `logits` [wanted rows of all parts, V] and follows the draws down every tree, all parts together."""
+def compute(parts: Sequence[Part], model: Target, whole: WholeSteps | None, cache: Cache) -> Done:
+    """The forward pass; with draws and moves in it, where the model has that, and all rows are trees' whose logits
+    nothing changes."""
+    asked = [part.rows for part in parts]
+    trees = [part.drawn for part in parts if part.drawn is not None and part.work.phase is Phase.DECODING]
+    if whole is None or len(trees) < len(parts) or any(edits(tree.draw) for tree in trees):
+        return model.forward(asked, cache)
+    with drawing():
+        return whole.verify(asked, cache, walk_rows(trees))
+
+
+def accept(parts: Sequence[Part], done: Done, model: Target, cache: Cache, eos: frozenset[int]) -> list[Walk]:
+    """Draws, follows the draws down every tree, all parts together, and moves accepted latents into place: what of this
+    is not done."""
     drawn = [part.drawn for part in parts if part.drawn is not None]
-    walked = iter(follow(logits, drawn, eos, walk))
-    return [_walk(part, next(walked) if part.drawn is not None else None) for part in parts]
+    walked = iter(done.walked if isinstance(done, Verified) else follow(done.logits, drawn, eos, model.walk))
+    walks = [_walk(part, next(walked) if part.drawn is not None else None) for part in parts]
+    if not isinstance(done, Verified):
+        moved = [moves(part, walk.path, cache.page_size) for part, walk in zip(parts, walks, strict=True)]
+        sources = [slot for source, _ in moved for slot in source]
+        if sources:
+            cache.copy(sources, [slot for _, target in moved for slot in target])
+    return walks
 
 
 def _walk(part: Part, walked: Walked | None) -> Walk:

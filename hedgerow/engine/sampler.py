@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -56,20 +57,32 @@ def follow(logits: torch.Tensor, trees: Sequence[DrawnTree], eos: frozenset[int]
     """
     if not trees:
         return []
-    edited = [tree for tree in trees if _edits(tree.draw)]
+    edited = [tree for tree in trees if edits(tree.draw)]
     if edited:
         logits = logits.clone()
         for tree in edited:
             for row, depth in enumerate(tree.depths):
                 _edit(logits[tree.first + row], tree.draw._replace(offset=tree.draw.offset + depth), eos)
-    asked = [WalkRows(tree.first, tree.parents, tree.tokens, _law(tree.draw)) for tree in trees]
+    with drawing():
+        return walk(logits, walk_rows(trees))
+
+
+def walk_rows(trees: Sequence[DrawnTree]) -> list[WalkRows]:
+    """What `walk` is asked for trees whose logits are as they should be drawn."""
+    return [WalkRows(tree.first, tree.parents, tree.tokens, _law(tree.draw)) for tree in trees]
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """InvariantViolation for a row that cannot be drawn."""
     try:
-        return walk(logits, asked)
+        yield
     except ValueError as error:
         raise InvariantViolation(f"cannot draw: {error}") from error
 
 
-def _edits(draw: RowDraw) -> bool:
+def edits(draw: RowDraw) -> bool:
+    """Whether logits are changed before the draw."""
     return bool(draw.sampling.logit_bias) or draw.offset < draw.sampling.min_tokens
 
 

@@ -39,7 +39,7 @@ from hedgerow.engine.types import (
     Update,
 )
 from hedgerow.errors import HedgerowError, Internal, InvalidRequest
-from hedgerow.model.interface import Target
+from hedgerow.model.interface import Target, WholeSteps
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class VerifierEngine:
         positions = model.config.max_position_embeddings
         self.max_context = min(config.max_context or positions, positions)
         self._model, self._eos = model, eos
+        self._whole = model if isinstance(model, WholeSteps) else None
         self.cache = model.new_cache(config.pages_for(self.max_context))
         self.pool = PagePool(self.cache.pages, self.cache.page_size)
         self.scheduler = Scheduler(config, self.pool)
@@ -170,9 +171,9 @@ class VerifierEngine:
             parts = rows.build(plan.works, trees, self.cache.page_size)
             if parts:
                 forward_begun = time.perf_counter_ns()
-                logits, features = self._model.forward([part.rows for part in parts], self.cache)
+                done = rows.compute(parts, self._model, self._whole, self.cache)
                 verify_ns = time.perf_counter_ns() - forward_begun
-                self._accept(plan, parts, logits, features)
+                self._accept(plan, parts, done)
         except Exception as error:
             fields = {"step": plan.step_id, "sequences": len(plan.works)}
             log.exception("a step failed: every running sequence ends with an error", extra={"fields": fields})
@@ -195,13 +196,9 @@ class VerifierEngine:
         """InvariantViolation where pages, queues and sequences contradict each other."""
         self.scheduler.check()
 
-    def _accept(self, plan: Plan, parts: list[rows.Part], logits: torch.Tensor, features: torch.Tensor) -> None:
+    def _accept(self, plan: Plan, parts: list[rows.Part], done: rows.Done) -> None:
         """Draws, walks, moves the accepted latents into place, keeps their features, and hands out the tokens."""
-        walks = rows.walk_all(parts, logits, self._eos, self._model.walk)
-        moved = [rows.moves(part, walk.path, self.cache.page_size) for part, walk in zip(parts, walks, strict=True)]
-        sources = [slot for source, _ in moved for slot in source]
-        if sources:
-            self.cache.copy(sources, [slot for _, target in moved for slot in target])
+        walks, features = rows.accept(parts, done, self._model, self.cache, self._eos), done.features
         total, read = features.shape[0], self._reads.rows(features, parts, walks)
         for part, walk, more in zip(parts, walks, read, strict=True):
             part.work.sequence.keep(more)

@@ -26,6 +26,7 @@ class SequenceRows:
     parents: Sequence[int]  # [rows]; parents before children; -1: the row stands right after the prefix
     want_logits: Sequence[int]  # rows whose logits are needed, ascending; may be empty (a prefill chunk)
     prompt: bool = False  # a chunk of the prompt, a chain: path P; an engine may have another attention for it
+    limit: int = 0  # most tokens that the session will ever have, the same in all its steps; 0: the model's positions
 
 
 class ForwardOutput(NamedTuple):

@@ -2,7 +2,8 @@
 
 Every op is row-invariant (kernels/gpu): a row's bits depend on neither the rows beside it, nor the tree, the chunk, the
 pages, nor the bucket that the step was padded to. Output rows attend by path D, prompts' by path P.
-A step of a shape is a CUDA graph from the shape's second use on; its first takes some milliseconds.
+A step of a shape is a CUDA graph from the shape's second use on; its first takes some milliseconds, or seconds where
+Triton has to compile. `prepare` meets them all. A step of trees is one graph, from its rows to the accepted paths.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_cache import Arena, CudaCache
-from hedgerow.model.cuda_graph import Device, Kept, Recorded
-from hedgerow.model.cuda_plan import Fields, Ints, Shape, bucket, fill, read, split
+from hedgerow.model.cuda_graph import Device, Kept, Recorded, prepare_all
+from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Ints, Shape, Step, fill, fill_laws, read, split
+from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
 from hedgerow.model.cuda_step import CudaStep, Room, Weights
-from hedgerow.model.cuda_walk import CudaWalker
+from hedgerow.model.cuda_walk import BACK, CudaWalker, read_walks
 from hedgerow.model.cuda_weights import CudaLayer, Reader, check_sizes
+from hedgerow.model.interface import Verified
 from hedgerow.model.k2 import rotations
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from kernels.gpu.row_layout import DEEPEST, PAGE
 from kernels.tree_accept import Walked, WalkRows
 
-LAW = "g1"  # of the arithmetic; the next number when a bit of any result, or a drawn token, changes
+LAW = "g2"  # of the arithmetic; the next number when a bit of any result, or a drawn token, changes
 LEAST_ROOM = 512  # rows; more when a step has more
 
 
@@ -93,20 +96,10 @@ class CudaK2:
         features are there when `walk` has returned.
         InvalidRequest for rows that make no sense or pages that are not the cache's; nothing has then been computed.
         """
-        if cache.arena is not self._arena:
-            raise InvalidRequest("cache", "another model's", "made by this model's new_cache")
-        asked = read(rows, self.config.vocab_size, self.positions, cache.pages)
-        wanted, full = len(asked.wanted), len(asked.wanted) == asked.rows
+        asked = self._asked(rows, cache)
+        wanted = len(asked.wanted)
         with self._turn:
-            size = bucket(asked.rows)
-            heads = size if full else bucket(wanted) if wanted else 0
-            output, prompt = asked.outputs > 0, asked.outputs < len(rows)
-            shape = Shape(size, heads, bucket(len(rows)), self._most_pages, output, prompt)
-            self.device.wait()  # the last step's numbers may still be on their way
-            self._prepare(size)
-            step = self._passes[shape]
-            fill(step.asked, asked, cache.base)
-            step.launch()
+            self._begin(asked, shape_of(asked, self._room.rows, self._most_pages), cache).launch()
             if not wanted:
                 self.device.wait()
         return ForwardOutput(self._room.logits[:wanted], self._features[: asked.rows])
@@ -116,6 +109,47 @@ class CudaK2:
         """As `kernels.tree_accept.walk_trees`, by the engine's own law of rounding."""
         with self._turn:
             return self._walker(logits, trees)
+
+    @torch.inference_mode()
+    def verify(self, rows: Sequence[SequenceRows], cache: CudaCache, trees: Sequence[WalkRows]) -> Verified:
+        """`forward`, `walk` and the cache's moves, in one pass: one copy in, one launch, one wait.
+
+        Every row is one of its sequence's tree, and has logits; parents and tokens are the rows'. Errors as theirs.
+        """
+        asked = self._asked(rows, cache)
+        if asked.outputs < len(rows) or len(asked.wanted) < asked.rows or len(trees) != len(rows):
+            raise InvalidRequest("rows", len(rows), "trees alone, all of whose rows have logits, and a law for each")
+        with self._turn:
+            step = self._begin(asked, shape_of(asked, self._room.rows, self._most_pages)._replace(whole=True), cache)
+            fill_laws(step.asked.laws, [tree.law for tree in trees])
+            step.launch()
+            self.device.wait()
+            return Verified(read_walks(self._walks.numpy(), trees), self._features[: asked.rows])
+
+    @torch.inference_mode()
+    def prepare(self, sequences: int, each: int, prompt_rows: int = 0) -> None:
+        """Compiles and records every step of up to `sequences` trees of `each` rows; of others those with up to
+        `prompt_rows` rows of prompts, alone and beside trees. The log tells how far it is."""
+        with self._turn:
+            self._prepare(sequences * each + prompt_rows)
+            room, pages = self._room.rows, self._most_pages
+            shapes = [
+                *tree_shapes(sequences, each, room, pages),
+                *shapes_beside(sequences, each, prompt_rows, room, pages),
+            ]
+            prepare_all("a step", list(dict.fromkeys(shapes)), lambda shape: self._passes[shape].launch, self.device)
+
+    def _asked(self, rows: Sequence[SequenceRows], cache: CudaCache) -> Step:
+        if cache.arena is not self._arena:
+            raise InvalidRequest("cache", "another model's", "made by this model's new_cache")
+        return read(rows, self.config.vocab_size, self.positions, cache.pages)
+
+    def _begin(self, asked: Step, shape: Shape, cache: CudaCache) -> Pass:
+        self.device.wait()  # the last step's numbers may still be on their way
+        self._prepare(shape.rows)
+        step = self._passes[shape]
+        fill(step.asked, asked, cache.base)
+        return step
 
     @property
     def _most_pages(self) -> int:
@@ -133,22 +167,27 @@ class CudaK2:
     def _make_room(self, rows: int) -> None:
         self._room = Room(self.config, len(self.feature_layers), rows, self.device.place, self.dtype)
         self._features = self.device.host_room(rows, self.feature_width, of=torch.float32)
+        self._walks = self.device.host_room(MOST_SEQUENCES, BACK)
         self._walker.attach(self._room.logits)
         self._passes.clear()
 
     def _make(self, shape: Shape) -> Pass:
         sent, block = self.device.host_room(shape.words), self.device.room(shape.words)
-        room, features = self._room, self._features
+        room, features, walks = self._room, self._features, self._walks
         step = CudaStep(
             self.config, self._weights, self.feature_layers, self.latent_eps, room, shape, split(block, shape)
         )  # fmt: skip
+        asked = split(sent.numpy(), shape)
+        asked.seq[:], asked.widths[:] = -1, PAGE  # padding, until it is filled
 
         def launch() -> None:
             block.copy_(sent, non_blocking=True)
             step.run(self._arena.data)
             features[: shape.rows].copy_(room.features[: shape.rows], non_blocking=True)
+            if shape.whole:
+                walks[: shape.sequences].copy_(room.walks[: shape.sequences], non_blocking=True)
 
-        return Pass(split(sent.numpy(), shape), self.device.recorded(launch))
+        return Pass(asked, self.device.recorded(launch))
 
     def _read(self, checkpoint: Checkpoint) -> Weights:
         import triton

@@ -6,7 +6,7 @@ Features are kept on the host until their sequence drafts, and then go through i
 from __future__ import annotations
 
 import threading
-import weakref
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,67 +14,34 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from hedgerow.errors import InvalidRequest
-from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.cuda_cache import Arena
-from hedgerow.model.cuda_draft_step import CudaDraftLayer, DraftFields, DraftRoom, DraftShape, DraftStep, DraftWeights
-from hedgerow.model.cuda_graph import Device, Kept, Recorded
-from hedgerow.model.cuda_plan import bucket
-from hedgerow.model.cuda_trees import CudaTrees
+from hedgerow.model.cuda_draft_state import LEAST_PAGES, CudaDraftState, check_draft
+from hedgerow.model.cuda_draft_step import DraftFields, DraftRoom, DraftShape, DraftStep
+from hedgerow.model.cuda_draft_weights import DraftWeights
+from hedgerow.model.cuda_graph import Device, Kept, Recorded, prepare_all
+from hedgerow.model.cuda_plan import SEQUENCES, Ints, at_least
+from hedgerow.model.cuda_trees import NODES, CudaTrees, build, fill_trees, read_trees
 from hedgerow.model.cuda_weights import Reader
-from hedgerow.model.dflash import check_append, rotary_tables
+from hedgerow.model.dflash import check_append
+from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.fields import ConfigError
-from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
+from hedgerow.model.loader import Checkpoint, checkpoint_hash
+from hedgerow.model.proposer import FromLogits, Proposed
 from kernels.gpu.row_layout import PAGE
 from kernels.tree_build import PlainTree
 
-MOST_FEATURES = 1024  # rows of one pass
+FEATURES = (8, 32, 128, 512, 1024)  # rows of one pass are rounded up to these
+MOST_FEATURES = FEATURES[-1]
 FLUSH_FROM = 256  # rows of one sequence that wait for its next draft
-LEAST_FEATURES = 8
 LEAST_SEQUENCES = 8  # of a room
-LEAST_PAGES = 256  # of a pool
-
-
-class CudaDraftState:
-    """A sequence's context: positions start .. end - 1 have been appended, the last of them still on the host."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.arena, self.pages = arena, list[int]()
-        self.waiting: list[torch.Tensor] = []  # rows of features
-        self.start = self.end = 0
-        weakref.finalize(self, _give_all, arena, self.pages)
-
-    def reset(self, position: int) -> None:
-        """Forgets everything; the next features are those of `position`."""
-        _give_all(self.arena, self.pages)
-        self.waiting.clear()
-        self.start = self.end = position
-
-    @property
-    def behind(self) -> int:
-        """Rows that wait."""
-        return sum(map(len, self.waiting))
-
-    def reserve(self) -> None:
-        """Takes pages up to `end`."""
-        needed = (self.end - 1) // PAGE - self.start // PAGE + 1
-        while len(self.pages) < needed:
-            if not self.arena.free:
-                more = max(LEAST_PAGES, self.arena.pages)  # doubling: each move makes captured passes wrong
-                self.arena.give(self.arena.take(more), more)
-            self.pages.append(self.arena.take(1))
-
-
-def _give_all(arena: Arena, pages: list[int]) -> None:
-    for page in pages:
-        arena.give(page, 1)
-    pages.clear()
+MOST_RESERVED = 1 << 30  # bytes of pages that `prepare` takes at most
 
 
 class Pass(NamedTuple):
-    """A pass of one shape, and where its integers go."""
+    """A pass of one shape, where its integers go, and where its trees are."""
 
     asked: DraftFields  # on the host
+    back: Ints  # [sequences, 3 nodes + 1]
     launch: Recorded
 
 
@@ -99,7 +66,9 @@ class CudaDFlash:
         self.feature_width = c.hidden_size if projected else c.feature_width
         self.checkpoint_hash = checkpoint_hash(folder)
         self.device, self.dtype = Device(device), dtype
-        self._weights = self._read(Checkpoint(folder), target_folder, amplitude, projected)
+        self._weights, self.target_head_hash = DraftWeights.load(
+            c, Reader(Checkpoint(folder), device, dtype), target_folder, amplitude, projected
+        )
         width = 2 * c.num_key_value_heads * c.head_dim
         self._arena = Arena(c.num_hidden_layers, width, self.device, dtype)
         self._given = self.device.host_room(MOST_FEATURES, self.feature_width, of=dtype)
@@ -144,29 +113,75 @@ class CudaDFlash:
         The anchor of a sequence stands at its position P; the context is what was appended, all before P. The next
         call overwrites the logits. InvalidRequest for an anchor or a position that makes no sense.
         """
-        c, count = self.config, len(states)
-        if not count == len(anchors) == len(positions):
-            raise InvalidRequest("states", count, "as many as anchors and positions")
-        for n, (state, anchor, position) in enumerate(zip(states, anchors, positions, strict=True)):
-            if not 0 <= anchor < c.vocab_size:
-                raise InvalidRequest(f"anchors[{n}]", anchor, "within the vocabulary")
-            if not state.end <= position < c.max_position_embeddings:
-                limit = f"at least the end of its context, {state.end}, and below {c.max_position_embeddings}"
-                raise InvalidRequest(f"positions[{n}]", position, limit)
+        check_draft(states, anchors, positions, self.config)
         with self._turn:
-            self._flush(states, MOST_FEATURES)
-            rows = self._gather(states)
-            step = self._pass(self._shape(rows, count))
-            self._fill(step, states, rows)
-            self._fill_blocks(step, states, anchors, positions)
+            self._start(states, anchors, positions, 0).launch()
+            return self._logits[: len(states)]
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        states: Sequence[CudaDraftState],
+        anchors: Sequence[int],
+        positions: Sequence[int],
+        budgets: Sequence[int],
+        caps: Sequence[int],
+    ) -> Proposed:
+        """`draft` and `trees` in one pass: one copy in, one launch, one wait."""
+        if max(budgets) > NODES[-1]:
+            return FromLogits(self).propose(states, anchors, positions, budgets, caps)
+        check_draft(states, anchors, positions, self.config)
+        with self._turn:
+            step = self._start(states, anchors, positions, at_least(max(budgets), NODES))
+            fill_trees(step.asked.budgets.numpy(), step.asked.caps.numpy(), budgets, caps)
             step.launch()
-            return self._logits[:count]
+            self.device.wait()
+            return Proposed(read_trees(step.back[: len(states)]), time.perf_counter_ns())
+
+    def _start(
+        self, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int], nodes: int
+    ) -> Pass:
+        """A pass of these, filled."""
+        self._flush(states, MOST_FEATURES)
+        rows = self._gather(states)
+        step = self._pass(self._shape(rows, len(states), nodes))
+        self._fill(step, states, rows)
+        self._fill_blocks(step, states, anchors, positions)
+        return step
 
     @torch.inference_mode()
     def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
         """One tree a sequence from `draft`'s logits, as `kernels.tree_build.plain_trees`."""
         with self._turn:
             return self._trees(logits, budgets, caps)
+
+    @property
+    def positions(self) -> int:
+        return self.config.max_position_embeddings
+
+    def warm(self, sizes: Sequence[int]) -> None:
+        """Nothing: `prepare` has done it, or the first drafts of each shape do."""
+
+    @torch.inference_mode()
+    def prepare(self, sequences: int, each: int, prompt_rows: int = 0) -> None:
+        """Compiles and records every pass of up to `sequences` sequences and `each` nodes. The log tells how far."""
+        with self._turn:
+            row = self._arena.data.shape[0] * self._arena.data.shape[2] * self._arena.data.element_size()
+            most = max(LEAST_PAGES, min(sequences * self._most_pages, MOST_RESERVED // (row * PAGE)))
+            if self._arena.pages < most:
+                more = most - self._arena.pages
+                self._arena.give(self._arena.take(more), more)
+            sizes = [size for size in SEQUENCES if size < sequences] + [at_least(sequences, SEQUENCES)]
+            nodes = [n for n in NODES if n < each] + [at_least(min(each, NODES[-1]), NODES)]
+            shapes = [self._shape([rows], 0, 0) for rows in FEATURES]
+            shapes += [self._shape([rows], q, n) for n in nodes for q in sizes for rows in (0, *FEATURES)]
+            self._pass(shapes[-1])  # makes room
+            prepare_all("a draft", shapes, lambda shape: self._pass(shape).launch, self.device)
+
+    @property
+    def _most_pages(self) -> int:
+        """Of one sequence."""
+        return -(-(self.config.max_position_embeddings + PAGE) // PAGE)
 
     def _flush(self, states: Sequence[CudaDraftState], most: int) -> None:
         """Computes what waits, sequence by sequence, until at most `most` rows do."""
@@ -177,7 +192,7 @@ class CudaDFlash:
             waiting -= state.behind
             while state.waiting:
                 rows = self._gather([state])
-                step = self._pass(self._shape(rows, 0))
+                step = self._pass(self._shape(rows, 0, 0))
                 self._fill(step, [state], rows)
                 step.launch()
 
@@ -197,17 +212,17 @@ class CudaDFlash:
                 parts.append(rows)
                 count -= len(rows)
         if parts:
-            self._given[: MOST_FEATURES - room] = torch.cat(parts)
+            self._given[: MOST_FEATURES - room] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return taken
 
-    def _shape(self, rows: Sequence[int], sequences: int) -> DraftShape:
+    def _shape(self, rows: Sequence[int], sequences: int, nodes: int) -> DraftShape:
         features = sum(rows)
-        pages = -(-(self.config.max_position_embeddings + PAGE) // PAGE)
         return DraftShape(
-            max(LEAST_FEATURES, bucket(features)) if features else 0,
-            bucket(sequences) if sequences else 0,
+            at_least(features, FEATURES) if features else 0,
+            at_least(sequences, SEQUENCES) if sequences else 0,
             self.config.block_size,
-            pages,
+            self._most_pages,
+            nodes,
         )
 
     def _fill(self, step: Pass, states: Sequence[CudaDraftState], rows: Sequence[int]) -> None:
@@ -257,15 +272,22 @@ class CudaDFlash:
 
     def _make(self, shape: DraftShape) -> Pass:
         sent, block = self.device.host_room(shape.words), self.device.room(shape.words)
-        room, given = self._room, self._given
+        room, given, logits = self._room, self._given, self._logits[: shape.sequences]
         step = DraftStep(self.config, self._weights, room, shape, DraftFields.of(block, shape))
+        lines = (shape.sequences if shape.nodes else 0, 3 * shape.nodes + 1)
+        back, out = self.device.host_room(*lines), self.device.room(*lines)
+        asked = DraftFields.of(sent, shape)
+        asked.slot.fill_(-1)  # padding, until it is filled
 
         def launch() -> None:
             block.copy_(sent, non_blocking=True)
             room.given[: shape.features].copy_(given[: shape.features], non_blocking=True)
             step.run(self._pool())
+            if shape.nodes:
+                build(logits, step.fields.budgets, step.fields.caps, out)
+                back.copy_(out, non_blocking=True)
 
-        return Pass(DraftFields.of(sent, shape), self.device.recorded(launch))
+        return Pass(asked, back.numpy(), self.device.recorded(launch))
 
     def _make_room(self, sequences: int) -> None:
         c = self.config
@@ -275,30 +297,3 @@ class CudaDFlash:
         self._logits = self._room.logits[:drafted].view(sequences, c.block_size - 1, c.vocab_size)
         self._trees.attach(self._logits)
         self._passes.clear()
-
-    def _read(
-        self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None, projected: bool
-    ) -> DraftWeights:
-        c, r = self.config, Reader(checkpoint, self.device.place, self.dtype)
-        borrowed = load_embedding_and_head(target_folder)
-        if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
-            limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
-            file = checkpoint.folder / "config.json"
-            raise ConfigError(file, "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
-        self.target_head_hash = borrowed.hash
-        cos, sin = (
-            table[:, c.head_dim // 2 :].contiguous().to(self.device.place) for table in rotary_tables(c, amplitude)
-        )
-        layers = [CudaDraftLayer.load(r, n, c) for n in range(c.num_hidden_layers)]
-        keys = c.num_attention_heads * c.head_dim
-        return DraftWeights(
-            embedding=borrowed.embedding.to(self.device.place, self.dtype),
-            head=borrowed.head.to(self.device.place, self.dtype),
-            fc=None if projected else r.dense(("fc.weight", (c.hidden_size, c.feature_width))),
-            hidden_norm=r.dense(("hidden_norm.weight", (c.hidden_size,))),
-            context_kv=torch.cat([layer.qkv[keys:] for layer in layers]),
-            layers=layers,
-            norm=r.dense(("norm.weight", (c.hidden_size,))),
-            cos=cos,
-            sin=sin,
-        )

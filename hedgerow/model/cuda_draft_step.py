@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hedgerow.model.cuda_draft_weights import DraftWeights
+from hedgerow.model.cuda_plan import aligned
 from hedgerow.model.draft_config import DraftConfig
-from hedgerow.model.cuda_weights import Reader
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.draft_block import draft_attention, draft_rows
 from kernels.gpu.linear import linear
 from kernels.gpu.silu_mul import silu_mul
 
 Ints = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class CudaDraftLayer:
-    """Weights of one layer, [N, K]."""
-
-    input_norm: torch.Tensor
-    qkv: torch.Tensor  # [(heads + 2 kv heads) * head_dim, hidden]
-    qk_norm: torch.Tensor  # [heads + kv heads, head_dim]
-    k_norm: torch.Tensor  # [kv heads, head_dim]
-    o: torch.Tensor
-    mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
-
-    @classmethod
-    def load(cls, r: Reader, number: int, c: DraftConfig) -> CudaDraftLayer:
-        base, h, d = f"layers.{number}.", c.hidden_size, c.head_dim
-        heads, groups = c.num_attention_heads, c.num_key_value_heads
-        parts = (("q", heads), ("k", groups), ("v", groups))
-        q_norm = r.dense((base + "self_attn.q_norm.weight", (d,))).expand(heads, d)
-        k_norm = r.dense((base + "self_attn.k_norm.weight", (d,))).expand(groups, d)
-        return cls(
-            input_norm=r.dense((base + "input_layernorm.weight", (h,))),
-            qkv=r.dense(*((f"{base}self_attn.{name}_proj.weight", (count * d, h)) for name, count in parts)),
-            qk_norm=torch.cat([q_norm, k_norm]).contiguous(),
-            k_norm=k_norm.contiguous(),
-            o=r.dense((base + "self_attn.o_proj.weight", (h, heads * d))),
-            mlp_norm=r.dense((base + "post_attention_layernorm.weight", (h,))),
-            gate_up=r.dense(*((f"{base}mlp.{n}_proj.weight", (c.intermediate_size, h)) for n in ("gate", "up"))),
-            down=r.dense((base + "mlp.down_proj.weight", (h, c.intermediate_size))),
-        )
-
-
-class DraftWeights(NamedTuple):
-    """All of the drafter, and the target's embedding and head."""
-
-    embedding: torch.Tensor
-    head: torch.Tensor
-    fc: torch.Tensor | None  # [hidden, feature width]; None: features come projected
-    hidden_norm: torch.Tensor
-    context_kv: torch.Tensor  # [layers * 2 kv heads * head_dim, hidden]: every layer's keys and values
-    layers: list[CudaDraftLayer]
-    norm: torch.Tensor
-    cos: torch.Tensor  # [positions, head_dim / 2] float32
-    sin: torch.Tensor
 
 
 class DraftShape(NamedTuple):
@@ -72,10 +26,17 @@ class DraftShape(NamedTuple):
     sequences: int
     block: int
     pages: int  # of a sequence, at most
+    nodes: int = 0  # of a tree, at most; 0: logits, and no trees
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Words of each of `DraftFields`."""
+        rows, q = self.sequences * self.block, self.sequences
+        return (*[self.features] * 2, *[rows] * 2, *[q] * 5, q * self.pages)
 
     @property
     def words(self) -> int:
-        return 2 * self.features + (3 + 2 * self.block + self.pages) * self.sequences
+        return sum(map(aligned, self.sizes))
 
 
 class DraftFields(NamedTuple):
@@ -88,14 +49,15 @@ class DraftFields(NamedTuple):
     start: torch.Tensor  # [sequences]
     end: torch.Tensor  # [sequences]
     anchor: torch.Tensor  # [sequences]
+    budgets: torch.Tensor  # [sequences] nodes
+    caps: torch.Tensor  # [sequences] tokens at one depth
     pages: torch.Tensor  # [sequences, pages]
 
     @classmethod
     def of(cls, block: torch.Tensor, s: DraftShape) -> DraftFields:
-        rows = s.sequences * s.block
-        sizes = [s.features, s.features, rows, rows, *[s.sequences] * 3, s.sequences * s.pages]
-        slot, at, tokens, position, start, end, anchor, pages = torch.split(block, sizes)
-        return cls(slot, at, tokens, position, start, end, anchor, pages.view(s.sequences, s.pages))
+        parts = torch.split(block, list(map(aligned, s.sizes)))
+        *rest, pages = (part[:size] for part, size in zip(parts, s.sizes, strict=True))
+        return cls._make([*rest, pages.view(s.sequences, s.pages)])
 
 
 class DraftRoom:

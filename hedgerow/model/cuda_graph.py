@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 import torch
 
-MOST_KEPT = 96  # recorded passes of one kind; what was not used for the longest time is made again
+log = logging.getLogger(__name__)
+NEWS = 2.0  # seconds between two lines about passes that are prepared
+MOST_KEPT = 384  # recorded passes of one kind; what was not used for the longest time is made again
 
 
 class Recorded:
@@ -19,13 +22,14 @@ class Recorded:
     under Triton's interpreter, every run is the first.
     """
 
-    def __init__(self, launch: Callable[[], None], device: torch.device) -> None:
+    def __init__(self, launch: Callable[[], None], device: Device) -> None:
         self._launch, self._device = launch, device
         self._graph: torch.cuda.CUDAGraph | None = None
         self._compiled = False
 
     def __call__(self) -> None:
-        if self._graph is None and self._compiled and self._device.type == "cuda":
+        self._device.busy = True
+        if self._graph is None and self._compiled and self._device.real:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._launch()
@@ -36,6 +40,11 @@ class Recorded:
             self._launch()
             self._compiled = True
 
+    def prepare(self) -> None:
+        """Runs until it is recorded: whoever comes next compiles nothing."""
+        for _ in range(2 if self._device.real else 1):
+            self()
+
 
 class Device:
     """A device, its buffers and its end of work. A CPU stands in for one under Triton's interpreter."""
@@ -43,6 +52,7 @@ class Device:
     def __init__(self, place: torch.device) -> None:
         self.place, self.real = place, place.type == "cuda"
         self._stream = torch.cuda.current_stream(place) if self.real else None
+        self.busy = False  # something was launched that was not waited for
         self.waited = 0.0  # seconds in all
 
     def room(self, *shape: int, of: torch.dtype = torch.int32) -> torch.Tensor:
@@ -54,14 +64,15 @@ class Device:
         return torch.zeros(shape, dtype=of, pin_memory=self.real)
 
     def recorded(self, launch: Callable[[], None]) -> Recorded:
-        return Recorded(launch, self.place)
+        return Recorded(launch, self)
 
     def wait(self) -> None:
         """Until all that was launched is done."""
-        if self._stream is not None:
+        if self.busy and self._stream is not None:
             begun = time.perf_counter()
             self._stream.synchronize()
             self.waited += time.perf_counter() - begun
+        self.busy = False
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -85,3 +96,15 @@ class Kept(Generic[Key, Value]):
 
     def clear(self) -> None:
         self._values.clear()
+
+
+def prepare_all(what: str, keys: Sequence[Key], recorded: Callable[[Key], Recorded], device: Device) -> None:
+    """Compiles and records passes, and waits for each; the log tells how far it is. `what` they are: "a step"."""
+    begun = told = time.monotonic()
+    for done, key in enumerate(keys):
+        if time.monotonic() - told > NEWS:
+            told = time.monotonic()
+            log.info("warming up: %d of %d shapes of %s after %.0f s", done, len(keys), what, told - begun)
+        recorded(key).prepare()
+        device.wait()
+    log.info("warm: %d shapes of %s in %.1f s", len(keys), what, time.monotonic() - begun)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
@@ -17,15 +18,26 @@ import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import SequenceRows
+from kernels.gpu.mla_tree_attention import split_width
 from kernels.gpu.row_layout import DEEPEST, PAGE
+from kernels.sample import Law
 
 MOST_SEQUENCES = 64  # of a step
+EVERY = np.arange(MOST_SEQUENCES, dtype=np.int32)
+LAW_WORDS = 8  # of a sequence's law: seven numbers, the seed in two words
+MOST_TOP_K = 1 << 30
+SEQUENCES = (1, 4, 8, 16, 32, 64)  # what their number is rounded up to: attention is compiled for each of these
+ALIGNED = 4  # words: every part of a block begins at a multiple, so that kernels are compiled for one alignment
 Ints = npt.NDArray[np.int32]
+width_of = cache(split_width)
 Block = TypeVar("Block", Ints, torch.Tensor)
 
 
 class Shape(NamedTuple):
-    """The bucket of a step. `wanted` rows have logits; equal to `rows`: all have."""
+    """The bucket of a step. `wanted` rows have logits; equal to `rows`: all have.
+
+    whole: every row is a tree's, and the pass goes on to draw, walk the trees and move the accepted rows' latents.
+    """
 
     rows: int
     wanted: int
@@ -33,10 +45,18 @@ class Shape(NamedTuple):
     pages: int  # of a sequence, at most
     output: bool  # has rows of path D
     prompt: bool  # has rows of path P
+    whole: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Words of each of `Fields`."""
+        q = self.sequences
+        laws = LAW_WORDS * aligned(q) if self.whole else 0
+        return (*[self.rows] * 3, self.wanted, *[q] * 4, q + 1, q + 1, laws, q * self.pages)
 
     @property
     def words(self) -> int:
-        return 4 * self.rows + self.wanted + (4 + self.pages) * self.sequences + 1
+        return sum(map(aligned, self.sizes))
 
 
 class Fields(NamedTuple, Generic[Block]):
@@ -45,23 +65,23 @@ class Fields(NamedTuple, Generic[Block]):
     tokens: Block  # [rows]
     parents: Block  # [rows], within the sequence; -1: right after the prefix
     seq: Block  # [rows]; -1: padding
-    prompts: Block  # [rows]: seq of the rows of path P; -1: padding, -2: a row of path D
     wanted: Block  # [wanted]
     first: Block  # [sequences]
     prefix: Block  # [sequences]
     chain: Block  # [sequences]
+    widths: Block  # [sequences]: keys of a split of path D
     starts: Block  # [sequences + 1]: the first rows of path D's sequences, which come first; then how many they are
+    chunks: Block  # [sequences + 1]: of path P's, which have the last places; the others have no rows in it
+    laws: Block  # of a whole step: [LAW_WORDS, aligned(sequences)], as `fill_laws` writes them
     pages: Block  # [sequences, pages]
 
 
 def split(block: Block, shape: Shape) -> Fields[Block]:
     """Views of `block` [shape.words]."""
-    q = shape.sequences
-    sizes = (*[shape.rows] * 4, shape.wanted, q, q, q, q + 1, q * shape.pages)
     parts, begin = list[Block](), 0
-    for size in sizes:
+    for size in shape.sizes:
         parts.append(block[begin : begin + size])
-        begin += size
+        begin += aligned(size)
     parts[-1] = parts[-1].reshape(shape.sequences, shape.pages)
     return Fields(*parts)
 
@@ -76,13 +96,29 @@ class Step(NamedTuple):
     counts: list[int]  # rows of each sequence
     outputs: int  # sequences of path D; they come first
     chains: list[bool]
+    widths: list[int]
     parts: Sequence[SequenceRows]
+
+
+def aligned(words: int) -> int:
+    return -(-words // ALIGNED) * ALIGNED
 
 
 def bucket(count: int) -> int:
     """The next power of two, or three quarters of it."""
     size = 1 << max(count - 1, 0).bit_length()
     return size * 3 // 4 if size >= 32 and count <= size * 3 // 4 else size
+
+
+def at_least(count: int, sizes: Sequence[int]) -> int:
+    """The first of `sizes`, ascending, that holds `count`; twice the last, and so on, where none does."""
+    for size in sizes:
+        if size >= count:
+            return size
+    size = sizes[-1]
+    while size < count:
+        size *= 2
+    return size
 
 
 def read(parts: Sequence[SequenceRows], vocab: int, positions: int, pages: int) -> Step:
@@ -111,7 +147,8 @@ def read(parts: Sequence[SequenceRows], vocab: int, positions: int, pages: int) 
     outputs = sum(not part.prompt for part in parts)
     if any(part.prompt for part in parts[:outputs]):
         raise InvalidRequest("rows", "a prompt's", "behind the rows of output")
-    return Step(len(tokens), np.frombuffer(wanted, np.int32), tokens, parents, counts, outputs, chains, parts)
+    widths = [width_of(part.limit or positions) for part in parts]
+    return Step(len(tokens), np.frombuffer(wanted, np.int32), tokens, parents, counts, outputs, chains, widths, parts)
 
 
 def _check(n: int, part: SequenceRows, count: int, positions: int, pages: int) -> bool:
@@ -171,24 +208,44 @@ def fill(fields: Fields[Ints], step: Step, base: int) -> None:
     fields.tokens[:rows] = np.frombuffer(step.tokens, np.int32)
     fields.tokens[rows:] = 0
     fields.parents[:rows] = np.frombuffer(step.parents, np.int32)
-    fields.seq[:rows] = np.repeat(np.arange(sequences, dtype=np.int32), step.counts)
+    fields.seq[:rows] = np.repeat(EVERY[:sequences], step.counts)
     fields.seq[rows:] = -1
     ends = np.cumsum(step.counts)
     own = int(ends[step.outputs - 1]) if step.outputs else 0
-    fields.prompts[:own] = -2
-    fields.prompts[own:] = fields.seq[own:]
     fields.starts[0], fields.starts[1 : step.outputs + 1], fields.starts[step.outputs + 1 :] = (
         0,
         ends[: step.outputs],
         own,
     )
+    fields.chunks[: step.outputs + 1], fields.chunks[step.outputs + 1 : sequences + 1] = own, ends[step.outputs :]
+    fields.chunks[sequences + 1 :] = rows
     fields.wanted[: len(step.wanted)] = step.wanted
     fields.wanted[len(step.wanted) :] = 0
     fields.first[:sequences] = ends - step.counts
     fields.chain[:sequences] = step.chains
+    fields.widths[:sequences], fields.widths[sequences:] = step.widths, PAGE
     fields.prefix[sequences:] = 0
     for n, part in enumerate(step.parts):
         fields.prefix[n] = part.prefix
         fields.pages[n, : len(part.pages)] = part.pages
         if base:
             fields.pages[n, : len(part.pages)] += base
+
+
+def law_words(laws: int) -> int:
+    """Words that `fill_laws` needs for as many."""
+    return LAW_WORDS * aligned(laws)
+
+
+def fill_laws(words: Ints, laws: Sequence[Law]) -> None:
+    """Writes laws into `words` [law_words(most)]: three rows of floats, three of integers, the seeds of two words."""
+    table, n = words.reshape(LAW_WORDS, -1), len(laws)
+    table[:, n:] = 0
+    temperature, top_k, top_p, min_p, seed, sample, position = zip(*laws, strict=True)
+    floats, wide = table.view(np.float32), table.view(np.uint32)
+    floats[0, :n], floats[1, :n], floats[2, :n] = temperature, top_p, min_p
+    table[3, :n] = [min(k, MOST_TOP_K) for k in top_k]
+    wide[4, :n], wide[5, :n] = sample, position
+    table[6:].reshape(-1).view(np.uint64)[:n] = seed
+    if n < table.shape[1]:
+        table[6:].reshape(-1).view(np.uint64)[n:] = 0

@@ -8,17 +8,20 @@ import torch
 
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Shape
+from hedgerow.model.cuda_walk import BACK, read_laws, walk
 from hedgerow.model.cuda_weights import CudaLayer, SparseMlp
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.int4_moe import int4_moe
+from kernels.gpu.kv_compact import kv_compact
 from kernels.gpu.linear import linear
-from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention, split_width
+from kernels.gpu.mla_prefill_attention import mla_prefill_attention
+from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention
 from kernels.gpu.rope import mla_inputs, rope
 from kernels.gpu.router import expert_lists, route
 from kernels.gpu.row_attention import row_attention
 from kernels.gpu.row_layout import DEEPEST, PAGE, row_layout
 from kernels.gpu.silu_mul import silu_mul
-from kernels.gpu.tree_mask import tree_mask
+from kernels.gpu.tree_mask import TreeMask, tree_mask
 
 
 class Weights(NamedTuple):
@@ -55,12 +58,8 @@ class Room:
         self.query = room(rows, heads, c.qk_nope_head_dim + c.qk_rope_head_dim)
         self.q = room(rows, heads, c.latent_width)
         self.context = room(rows, heads, c.kv_lora_rank)
-        # path D's splits are as wide for every session: a function of the model's positions alone
-        self.split = split_width(c.max_position_embeddings + DEEPEST)
-        self.states = self.widths = None
-        if device.type == "cuda":
-            self.states = Workspace(rows, heads, c.kv_lora_rank, device=str(device))
-            self.widths = room(MOST_SEQUENCES, of=ints).fill_(self.split)
+        # under the interpreter there are none, and `row_attention` serves all rows
+        self.states = Workspace(rows, heads, c.kv_lora_rank, device=str(device)) if device.type == "cuda" else None
         self.value = room(rows, heads, c.v_head_dim)
         # one product's outputs, a step's experts and all of its logits: of one width each time
         self.gate_up = room(rows * wide, of=floats)
@@ -71,6 +70,7 @@ class Room:
         self.inner = room(rows * top_k, c.moe_intermediate_size)
         self.partials = room(rows, top_k, c.hidden_size, of=floats)
         self.logits = room(rows, c.vocab_size, of=floats)
+        self.walks = room(MOST_SEQUENCES, BACK, of=ints)
 
 
 class CudaStep:
@@ -90,11 +90,11 @@ class CudaStep:
         self.room, self.shape, self.fields = room, shape, fields
 
     def run(self, cache: torch.Tensor) -> None:
-        """Computes all rows; cache [layers, slots, width]. Results are in the room: `logits`, `features`."""
+        """Computes all rows; cache [layers, slots, width]. Results are in the room: `logits`, `features`, `walks`."""
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         where = room.position[:n], room.slot[:n], room.shared[:n], room.path[:n]
         row_layout(f.parents, f.seq, f.first, f.prefix, f.chain, f.pages, *where)
-        masks = tree_mask(f.parents, f.starts).mask if room.states is not None and self.shape.output else None
+        masks = tree_mask(f.parents, f.starts) if self.shape.output else None
         x, normed, delta = room.x[:n], room.normed[:n], room.delta[:n]
         routed = None
         for number, layer in enumerate(self.weights.layers):
@@ -111,6 +111,11 @@ class CudaStep:
         add_rmsnorm(x, self.weights.norm, normed, c.rms_norm_eps, delta=delta, partials=routed, tap=last)
         if self.shape.wanted:
             linear(normed, self.weights.head, room.logits[: self.shape.wanted], f.wanted)
+        if self.shape.whole and masks is not None:
+            q = self.shape.sequences
+            laws, walks = read_laws(f.laws, q), room.walks[:q]
+            walked = walk(room.logits[:n], f.parents, f.tokens, masks, f.starts, laws, walks)
+            kv_compact(cache, where[1], f.starts, walked.path, walked.length)
 
     def tap(self, layer: int) -> torch.Tensor | None:
         """Where the drafter's features after `layer` go."""
@@ -119,7 +124,7 @@ class CudaStep:
         begin = self.taps.index(layer) * self.c.hidden_size
         return self.room.features[: self.shape.rows, begin : begin + self.c.hidden_size]
 
-    def attention(self, layer: CudaLayer, cache: torch.Tensor, masks: torch.Tensor | None) -> None:
+    def attention(self, layer: CudaLayer, cache: torch.Tensor, masks: TreeMask | None) -> None:
         """Attn(normed) into `delta`; the rows' latents go into the cache. The softmax scale is in the queries."""
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         position, slot, w = room.position[:n], room.slot[:n], self.weights
@@ -130,13 +135,15 @@ class CudaStep:
         linear(query[..., : c.qk_nope_head_dim], layer.uk, q[..., : c.kv_lora_rank], scale=c.softmax_scale)
         rope(query[..., c.qk_nope_head_dim :], position, w.cos, w.sin, q[..., c.kv_lora_rank :], c.softmax_scale)
         context, value = room.context[:n], room.value[:n]
-        seq = f.seq
-        if masks is not None and room.states is not None and room.widths is not None:
-            pages, seq = cache.view(-1, PAGE, c.latent_width), f.prompts
-            widths = room.widths[: self.shape.sequences]
-            mla_tree_attention(q, pages, f.pages, f.prefix, f.starts, masks, widths, context, room.states)
-        if masks is None or self.shape.prompt:  # what is not path D's; under the interpreter, all
-            row_attention(q, cache, position, room.shared[:n], seq, f.pages, room.path[:n], context, 1.0)
+        if room.states is None:
+            row_attention(q, cache, position, room.shared[:n], f.seq, f.pages, room.path[:n], context, 1.0)
+        else:
+            pages = cache.view(-1, PAGE, c.latent_width)
+            if masks is not None:
+                trees = (f.pages, f.prefix, f.starts, masks.mask, f.widths)
+                mla_tree_attention(q, pages, *trees, context, room.states)
+            if self.shape.prompt:  # path D left zeros in its rows
+                mla_prefill_attention(q, pages, f.pages, f.prefix, f.chunks, context)
         linear(context, layer.uv, value)
         linear(value.flatten(1), layer.o, room.delta[:n])
 

@@ -14,14 +14,13 @@ import numpy as np
 import torch
 
 from hedgerow.model.cuda_graph import Device, Kept, Recorded
-from hedgerow.model.cuda_plan import Ints, bucket
+from hedgerow.model.cuda_plan import LAW_WORDS, SEQUENCES, Ints, aligned, at_least, bucket, fill_laws, law_words
 from kernels.gpu.draw import Laws
-from kernels.gpu.tree_accept import MOST_ROWS, tree_accept
-from kernels.gpu.tree_mask import tree_mask
+from kernels.gpu.tree_accept import MOST_ROWS, Accepted, tree_accept
+from kernels.gpu.tree_mask import TreeMask, tree_mask
 from kernels.tree_accept import Walked, WalkRows
 
-MOST_TOP_K = 1 << 30
-LAW_WORDS = 8  # of a sequence's law: seven numbers, the seed in two words
+BACK = MOST_ROWS + 2  # words of a walk: path, length, bonus
 
 
 class Bucket(NamedTuple):
@@ -29,16 +28,17 @@ class Bucket(NamedTuple):
     trees: int
 
     @property
-    def words(self) -> int:
-        return 2 * self.rows + self.trees + 1 + LAW_WORDS * self.trees
+    def sizes(self) -> tuple[int, ...]:
+        """Words of parents, tokens, first rows and laws, each at an aligned place."""
+        return aligned(self.rows), aligned(self.rows), aligned(self.trees + 1), law_words(self.trees)
 
 
 class Pass(NamedTuple):
     """The buffers of one bucket."""
 
     size: Bucket
-    sent: torch.Tensor  # [words] on the host
-    back: torch.Tensor  # [trees, MOST_ROWS + 2] on the host: path, length, bonus
+    sent: torch.Tensor  # [sum of the sizes] on the host
+    back: torch.Tensor  # [trees, BACK] on the host
     launch: Recorded
 
 
@@ -62,7 +62,7 @@ class CudaWalker:
         if not trees:
             return []
         rows, starts = sum(counts), [0, *accumulate(counts)]
-        size = Bucket(bucket(rows), bucket(len(trees)))
+        size = Bucket(bucket(rows), at_least(len(trees), SEQUENCES))
         if size.rows > len(self._logits):
             self.attach(self._device.room(size.rows, self.vocabulary, of=torch.float32))
         if any(tree.first != start for tree, start in zip(trees, starts, strict=False)):
@@ -74,52 +74,61 @@ class CudaWalker:
         self._fill(p, trees, starts)
         p.launch()
         self._device.wait()
-        return [_walked(line, tree) for line, tree in zip(p.back.numpy(), trees, strict=False)]
+        return read_walks(p.back.numpy(), trees)
 
     def _fill(self, p: Pass, trees: Sequence[WalkRows], starts: Sequence[int]) -> None:
-        size, words = p.size, p.sent.numpy()
         rows, n = starts[-1], len(trees)
-        words[:rows] = [parent for tree in trees for parent in tree.parents]
-        words[rows : size.rows] = -1
-        tokens = words[size.rows : 2 * size.rows]
+        parents, tokens, begins, laws = np.split(p.sent.numpy(), np.cumsum(p.size.sizes)[:-1])
+        parents[:rows] = [parent for tree in trees for parent in tree.parents]
+        parents[rows:] = -1
         tokens[:rows] = [token for tree in trees for token in tree.tokens]
-        begins = words[2 * size.rows : 2 * size.rows + size.trees + 1]
         begins[: n + 1], begins[n + 1 :] = starts, rows
-        laws = words[2 * size.rows + size.trees + 1 :].reshape(LAW_WORDS, size.trees)
-        laws[:, n:] = 0
-        given = [tree.law for tree in trees]
-        floats = laws.view(np.float32)
-        floats[0, :n] = [law.temperature for law in given]
-        floats[1, :n] = [law.top_p for law in given]
-        floats[2, :n] = [law.min_p for law in given]
-        laws[3, :n] = [min(law.top_k, MOST_TOP_K) for law in given]
-        wide = laws.view(np.uint32)
-        wide[4, :n] = [law.sample_index for law in given]
-        wide[5, :n] = [law.position for law in given]
-        wide[6, :n] = [law.seed & 0xFFFFFFFF for law in given]
-        wide[7, :n] = [law.seed >> 32 for law in given]
+        fill_laws(laws, [tree.law for tree in trees])
 
     def _make(self, size: Bucket) -> Pass:
-        sent, block = self._device.host_room(size.words), self._device.room(size.words)
-        back, out = (room(size.trees, MOST_ROWS + 2) for room in (self._device.host_room, self._device.room))
-        parents, tokens, starts, laws = torch.split(
-            block, [size.rows, size.rows, size.trees + 1, LAW_WORDS * size.trees]
-        )
-        law, logits = laws.view(LAW_WORDS, size.trees), self._logits[: size.rows]
+        words = sum(size.sizes)
+        sent, block = self._device.host_room(words), self._device.room(words)
+        back, out = (room(size.trees, BACK) for room in (self._device.host_room, self._device.room))
+        parents, tokens, starts, laws = torch.split(block, list(size.sizes))
+        parents, tokens, starts = parents[: size.rows], tokens[: size.rows], starts[: size.trees + 1]
+        drawn, logits = read_laws(laws, size.trees), self._logits[: size.rows]
 
         def launch() -> None:
             block.copy_(sent, non_blocking=True)
             masks = tree_mask(parents, starts)
-            seeds = torch.stack([law[6], law[7]], -1).view(torch.int64).view(-1)
-            fractions = law[:3].clone().view(torch.float32)
-            drawn = Laws(fractions[0], law[3], fractions[1], fractions[2], seeds, law[4], law[5])
-            path, length, bonus, _ = tree_accept(
-                logits, parents, tokens, masks.depth, masks.mask, starts, drawn, MOST_ROWS
-            )  # fmt: skip
-            torch.cat([path, length.unsqueeze(1), bonus.unsqueeze(1)], 1, out=out)
+            walk(logits, parents, tokens, masks, starts, drawn, out)
             back.copy_(out, non_blocking=True)
 
         return Pass(size, sent, back, self._device.recorded(launch))
+
+
+def read_laws(block: torch.Tensor, trees: int) -> Laws:
+    """What `fill_laws` wrote, on the device. Views."""
+    table = block.view(LAW_WORDS, -1)
+    temperature, top_p, min_p = table[:3].view(torch.float32)[:, :trees]
+    top_k, sample_index, position = table[3:6, :trees]
+    seeds = table[6:].view(torch.int64).view(-1)[:trees]
+    return Laws(temperature, top_k, top_p, min_p, seeds, sample_index, position)
+
+
+def walk(
+    logits: torch.Tensor,
+    parents: torch.Tensor,
+    tokens: torch.Tensor,
+    masks: TreeMask,
+    starts: torch.Tensor,
+    laws: Laws,
+    out: torch.Tensor,
+) -> Accepted:
+    """Draws at every row and walks; out [trees, BACK] gets path, length and bonus of each tree."""
+    accepted = tree_accept(logits, parents, tokens, masks.depth, masks.mask, starts, laws, MOST_ROWS)
+    torch.cat([accepted.path, accepted.length.unsqueeze(1), accepted.bonus.unsqueeze(1)], 1, out=out)
+    return accepted
+
+
+def read_walks(back: Ints, trees: Sequence[WalkRows]) -> list[Walked]:
+    """`walk`'s lines, on the host. ValueError names a row that could not be drawn."""
+    return [_walked(line, tree) for line, tree in zip(back[: len(trees)].tolist(), trees, strict=True)]
 
 
 def _check(logits: torch.Tensor, trees: Sequence[WalkRows], counts: Sequence[int], vocabulary: int) -> None:
@@ -133,8 +142,8 @@ def _check(logits: torch.Tensor, trees: Sequence[WalkRows], counts: Sequence[int
             raise ValueError(f"tree {n}: no such rows, or more than {MOST_ROWS}")
 
 
-def _walked(line: Ints, tree: WalkRows) -> Walked:
-    path, bonus = line[: line[MOST_ROWS]].tolist(), int(line[MOST_ROWS + 1])
+def _walked(line: list[int], tree: WalkRows) -> Walked:
+    path, bonus = line[: line[MOST_ROWS]], line[MOST_ROWS + 1]
     if bonus < 0:
         raise ValueError(f"row {tree.first + path[-1]} has no largest finite logit")
     return Walked(path, bonus)

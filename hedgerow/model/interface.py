@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -46,6 +46,33 @@ class Target(Protocol):
         ...
 
     def walk(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]: ...
+
+
+class Verified(NamedTuple):
+    """What `WholeSteps.verify` found. The next call may overwrite the features."""
+
+    walked: list[Walked]
+    features: torch.Tensor  # as in ForwardOutput
+
+
+@runtime_checkable
+class WholeSteps(Protocol):
+    """A target that has a step of trees in one pass: `forward`, `walk` and the moves of what was accepted."""
+
+    def verify(self, rows: Sequence[SequenceRows], cache: Any, trees: Sequence[WalkRows]) -> Verified:
+        """Row for row, `rows` are `trees`. Accepted rows' latents are in their places in the cache on return, also of
+        what the caller then cuts. ValueError as `walk`."""
+        ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """A model that is slow where it meets a new shape of step, and can meet them before anybody waits."""
+
+    def prepare(self, sequences: int, each: int, prompt_rows: int = 0) -> None:
+        """Blocks until steps of up to so many sequences and rows of prompts are compiled and recorded. `each`: rows of
+        a tree that a target verifies, nodes of one that a drafter makes."""
+        ...
 
 
 class Context(Protocol):

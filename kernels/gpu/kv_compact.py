@@ -5,7 +5,7 @@
 `path` is ascending and path[s, i] >= i, as kernels/gpu/tree_accept.py gives it. A program holds some columns of all the
 rows of a path in registers before it stores the first, so sources and targets may overlap; no other touches these.
 
-cache [layers, .., W] in place, slots [R] int64, row_start [S + 1] int32, path [S, D] int32, length [S] int32.
+cache [layers, .., W] in place, slots [R] int64 or int32, row_start [S + 1] int32, path [S, D] int32, length [S] int32.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _kv_compact(
     first = tl.load(row_start_ptr + s)
     row = tl.load(path_ptr + s * deepest + i, mask=i < tl.load(length_ptr + s), other=-1)
     moves = row > i  # the others stay where they are
-    source = tl.load(slots_ptr + first + row, mask=moves, other=0)
-    target = tl.load(slots_ptr + first + i, mask=moves, other=0)
+    source = tl.load(slots_ptr + first + row, mask=moves, other=0).to(tl.int64)
+    target = tl.load(slots_ptr + first + i, mask=moves, other=0).to(tl.int64)
     mask = moves[:, None] & (w < words)[None, :]
     here = cache_ptr + layer * layer_words + w[None, :]
     values = tl.load(here + source[:, None] * words, mask=mask, other=0)
@@ -60,7 +60,7 @@ def kv_compact(
     W rows must be multiples of 8 bytes. A path of one row, or one that stands where it should, costs no traffic.
     """
     expect("cache", cache, FLOATS, (None,) * cache.dim())
-    expect("slots", slots, torch.int64, (None,))
+    expect("slots", slots, (torch.int64, torch.int32), (None,))
     sequences, deepest = path.shape
     expect("path", path, torch.int32, (sequences, deepest))
     expect("row_start", row_start, torch.int32, (sequences + 1,))

@@ -44,7 +44,7 @@ def reference(parents: torch.Tensor, row_start: torch.Tensor) -> TreeMask:
     return TreeMask(mask, depth)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "rows"])
 def _tree_mask(parents_ptr, row_start_ptr, mask_ptr, depth_ptr, sequences, rows):
     s = tl.program_id(0)
     i = tl.arange(0, 64)

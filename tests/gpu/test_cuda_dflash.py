@@ -95,6 +95,23 @@ def test_what_makes_no_sense_is_refused(pair: Pair) -> None:
         pair.model.draft([state], [1], [1])
 
 
+def test_trees_in_one_pass_are_those_of_two(pair: Pair) -> None:
+    """Of other lengths, budgets and caps; another context in between."""
+    lengths, budgets, caps = (3, 9), (6, 3), (0, 1)
+    made = []
+    for whole in (False, True):
+        states = [pair.model.new_state() for _ in lengths]
+        for state, length in zip(states, lengths, strict=True):
+            pair.model.append(state, features(pair, length), 0)
+        if whole:
+            made.append(pair.model.propose(states, (5, 6), lengths, budgets, caps).trees)
+        else:
+            logits = pair.model.draft(states, (5, 6), lengths)
+            made.append(pair.model.trees(logits, budgets, caps))
+    assert made[0] == made[1]
+    assert [len(tree.tokens) for tree in made[0]] == [6, 3]
+
+
 @pytest.mark.skipif(INTERPRETED, reason="slow, and test_cuda_walk.py has trees")
 def test_trees(pair: Pair) -> None:
     state = pair.model.new_state()

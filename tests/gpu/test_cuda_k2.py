@@ -18,6 +18,8 @@ from hedgerow.model.cuda import CudaK2
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import Checkpoint
 from hedgerow.model.selfcheck import PARENTS, plain_logits, tree_logits
+from kernels.sample import Law
+from kernels.tree_accept import WalkRows
 from tests.tiny import TinyDrafter, TinyTarget, write_tiny
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -25,6 +27,7 @@ SAPLING, FEATURES = Path("models/sapling"), (1, 4, 7)
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, of divisions by a weight of 0
 ]
 BITS = pytest.mark.skipif(INTERPRETED, reason="NumPy's products depend on the row count")
 
@@ -134,6 +137,56 @@ def test_a_step_of_output_and_prompts_has_the_bits_of_steps_apart(pair: Pair) ->
         assert torch.equal(together.logits, torch.cat(apart))
     with pytest.raises(InvalidRequest, match="behind the rows of output"):
         model.forward([chunk, row], cache)
+
+
+LAWS = [Law(0.0, 0, 1.0, 0.0, 1, 0, 12), Law(0.9, 20, 0.95, 0.0, (1 << 63) - 5, 3, 12)]
+
+
+def test_a_step_in_one_pass_is_the_three_passes(pair: Pair) -> None:
+    """Walks, features, and the cache after the moves; the trees hold what is drawn, so that paths are long."""
+    parents = PARENTS[: 4 if INTERPRETED else None]
+    model, length, count = pair.model, 2 if INTERPRETED else 5, len(parents)
+    kept = []
+    for whole in (False, True):
+        cache = model.new_cache(4)
+        for pages in ((0, 1), (3, 2)):
+            model.forward([SequenceRows(0, pages, pair.prompt[:length], range(-1, length - 1), [], True)], cache)
+        tokens = [list(pair.tree[:count]), list(pair.tree[:count])]
+        for _ in range(2 if INTERPRETED else 4):  # a level of the drawn tokens more each time
+            parts = [
+                SequenceRows(length, pages, line, parents, range(count), limit=100)
+                for pages, line in zip(((0, 1), (3, 2)), tokens, strict=True)
+            ]
+            trees = [WalkRows(n * count, parents, tokens[n], law) for n, law in enumerate(LAWS)]
+            if whole:
+                walked, features = model.verify(parts, cache, trees)
+            else:
+                logits, features = model.forward(parts, cache)
+                walked = model.walk(logits, trees)
+            for line, found in zip(tokens, walked, strict=True):
+                below = [row for row, parent in enumerate(parents) if parent == found.path[-1]]
+                if below:
+                    line[below[0]] = found.bonus
+            if not whole:
+                moved = [(row, i, n) for n, found in enumerate(walked) for i, row in enumerate(found.path) if row != i]
+                first = (length, 3 * 64 + length)
+                cache.copy([first[n] + row for row, _, n in moved], [first[n] + i for _, i, n in moved])
+        slots = [*range(length + count), *range(192, 192 + length + count)]
+        kept.append((walked, features.clone(), cache.read(slots)))
+    assert kept[0][0] == kept[1][0]
+    assert max(len(found.path) for found in kept[0][0]) > 1
+    assert torch.equal(kept[0][1], kept[1][1])
+    assert torch.equal(kept[0][2], kept[1][2])
+
+
+def test_one_pass_is_for_trees_alone(pair: Pair) -> None:
+    tree = WalkRows(0, (-1,), (1,), LAWS[0])
+    for rows in (
+        SequenceRows(0, (0,), [1], [-1], [0], True),
+        SequenceRows(0, (0,), [1, 2], [-1, 0], [1]),
+    ):
+        with pytest.raises(InvalidRequest, match="trees alone"):
+            pair.model.verify([rows], pair.model.new_cache(1), [tree])
 
 
 BAD = {

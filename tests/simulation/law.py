@@ -134,7 +134,7 @@ class LawEngine(VerifierEngine):
         super().__init__(LawModel(variant), limits, vocabulary, frozenset((eos(),)))
         self._chance, self._most, self._generated = chance, most, generated
 
-    def _accept(self, plan: Plan, parts: list[Part], logits: Any, features: Any) -> None:
+    def _accept(self, plan: Plan, parts: list[Part], done: Any) -> None:
         for part in parts:
             work = part.work
             sequence, path, tokens = work.sequence, list(range(work.rows)), list[int]()

@@ -1,0 +1,66 @@
+"""What a drafter on a GPU holds of one sequence: pages of keys and values, and features on the host that wait."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from hedgerow.errors import InvalidRequest
+from hedgerow.model.cuda_cache import Arena
+from hedgerow.model.draft_config import DraftConfig
+from kernels.gpu.row_layout import PAGE
+
+LEAST_PAGES = 256  # of a pool
+
+
+class CudaDraftState:
+    """A sequence's context: positions start .. end - 1 have been appended, the last of them still on the host."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena, self.pages = arena, list[int]()
+        self.waiting: list[torch.Tensor] = []  # rows of features
+        self.start = self.end = 0
+        weakref.finalize(self, _give_all, arena, self.pages)
+
+    def reset(self, position: int) -> None:
+        """Forgets everything; the next features are those of `position`."""
+        _give_all(self.arena, self.pages)
+        self.waiting.clear()
+        self.start = self.end = position
+
+    @property
+    def behind(self) -> int:
+        """Rows that wait."""
+        return sum(map(len, self.waiting))
+
+    def reserve(self) -> None:
+        """Takes pages up to `end`."""
+        needed = (self.end - 1) // PAGE - self.start // PAGE + 1
+        while len(self.pages) < needed:
+            if not self.arena.free:
+                more = max(LEAST_PAGES, self.arena.pages)  # doubling: each move makes captured passes wrong
+                self.arena.give(self.arena.take(more), more)
+            self.pages.append(self.arena.take(1))
+
+
+def _give_all(arena: Arena, pages: list[int]) -> None:
+    for page in pages:
+        arena.give(page, 1)
+    pages.clear()
+
+
+def check_draft(
+    states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int], c: DraftConfig
+) -> None:
+    """InvalidRequest for an anchor or a position that makes no sense."""
+    count = len(states)
+    if not count == len(anchors) == len(positions):
+        raise InvalidRequest("states", count, "as many as anchors and positions")
+    for n, (state, anchor, position) in enumerate(zip(states, anchors, positions, strict=True)):
+        if not 0 <= anchor < c.vocab_size:
+            raise InvalidRequest(f"anchors[{n}]", anchor, "within the vocabulary")
+        if not state.end <= position < c.max_position_embeddings:
+            limit = f"at least the end of its context, {state.end}, and below {c.max_position_embeddings}"
+            raise InvalidRequest(f"positions[{n}]", position, limit)
