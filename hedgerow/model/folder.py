@@ -74,11 +74,7 @@ def published(folder: Path, complain: Complain = refuse) -> dict[str, Entry]:
 
 
 def weight_files(folder: Path, complain: Complain = refuse) -> dict[str, Path]:
-    """Name of each tensor of the text model -> its file, from the index or the single file."""
-    manifest = Manifest.read(folder)
-    if manifest is not None:
-        files = [manifest.rank_file(folder, Share(rank, manifest.ranks)) for rank in range(manifest.ranks)]
-        return {name: file for file in files for name in read_header(file)}
+    """Name of each tensor of the text model -> its file, from a published folder's index or its single file."""
     if not (folder / INDEX).exists():
         single = of_folder(folder, SINGLE)
         return {name: single for name in read_header(single) if not name.startswith(NOT_TEXT)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 from hedgerow.model.config import K2Config
 from hedgerow.model.fields import Fields
 from hedgerow.model.folder import INDEX, SINGLE, Stored, faults, stored, weight_files
-from hedgerow.model.headers import CheckpointError
+from hedgerow.model.headers import CheckpointError, Entry
 from hedgerow.model.manifest import Manifest
 from hedgerow.model.reading import DTYPES, Files, Meter, Watcher
 from hedgerow.model.tensors import GROUP, WHOLE, Share, Wanted, axis_of, scale_name, scale_shape
@@ -60,6 +61,36 @@ class Checkpoint:
         self, name: str, shape: Sequence[int], dtypes: Sequence[torch.dtype], device: torch.device | str = "cpu"
     ) -> torch.Tensor:
         """The share of the stored tensor; `name` without the family's prefix, `shape` of the whole."""
+        entry = self._entry(name, shape, dtypes)
+        tensor = self._files.read(entry, axis_of(name), self._cut, device)
+        self._meter.add(tensor.nbytes)
+        return tensor
+
+    def stacked(
+        self, names: Sequence[str], shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        """The shares of tensors of one shape, [names, ...]; where they lie side by side, in one read."""
+        entries = [self._entry(name, shape, (dtype,)) for name in names]
+        axis = axis_of(names[0])
+        part = Wanted(names[0], tuple(shape), (), axis).part(self.share.ranks)
+        out = torch.empty((len(names), *part), dtype=dtype, device=device)
+        flat = out.view(-1).view(torch.uint8)
+        first, last = entries[0], entries[-1]
+        if self._cut == WHOLE and all(a.end == b.start and a.file == b.file for a, b in pairwise(entries)):
+            self._files.into(flat, first._replace(end=last.end), None, WHOLE)
+        else:
+            for place, entry in zip(flat.chunk(len(entries)), entries, strict=True):
+                self._files.into(place, entry, axis, self._cut)
+        self._meter.add(out.nbytes)
+        return out
+
+    @property
+    def _cut(self) -> Share:
+        """What of a stored tensor is this share's: all of it, in a converted file."""
+        return self.share if self.stored.parts == WHOLE else WHOLE
+
+    def _entry(self, name: str, shape: Sequence[int], dtypes: Sequence[torch.dtype]) -> Entry:
+        """Raises CheckpointError unless it is there in this form."""
         entry, full = self.stored.get(name), self.prefix + name
         if entry is None:
             raise CheckpointError(self.folder, full, f"a tensor of shape {list(shape)}", "missing")
@@ -69,12 +100,9 @@ class Checkpoint:
             raise CheckpointError(entry.file, full, f"shape {list(there)}", list(entry.shape))
         if DTYPES.get(entry.dtype) not in dtypes:
             raise CheckpointError(entry.file, full, f"one of {[NAMES[d] for d in dtypes]}", entry.dtype)
-        share = self.share if self.stored.parts == WHOLE else WHOLE
         if wanted.axis is not None and shape[wanted.axis] % self.share.ranks:
-            raise CheckpointError(entry.file, full, f"a size that {share.ranks} ranks can share", list(shape))
-        tensor = self._files.read(entry, wanted.axis, share, device)
-        self._meter.add(tensor.nbytes)
-        return tensor
+            raise CheckpointError(entry.file, full, f"a size that {self.share.ranks} ranks can share", list(shape))
+        return entry
 
     def weight(self, name: str, *shape: int) -> torch.Tensor:
         """A dense tensor as float32 of its own memory; FP8 comes multiplied by its scales."""

@@ -31,6 +31,14 @@ class Part(NamedTuple):
     sha256: str
 
 
+class SourceFile(NamedTuple):
+    """A file that a folder was converted from."""
+
+    name: str
+    bytes: int
+    mtime_ns: int
+
+
 class Manifest(NamedTuple):
     """What `hedgerow convert` says of a folder."""
 
@@ -38,6 +46,7 @@ class Manifest(NamedTuple):
     ranks: int
     checkpoint_hash: str  # the source's, so that both have one fingerprint
     config_sha256: str
+    source: tuple[SourceFile, ...]
     files: tuple[tuple[Part, ...], ...]  # by rank
 
     def write(self, folder: Path) -> None:
@@ -45,6 +54,7 @@ class Manifest(NamedTuple):
         text = {
             "format": "hedgerow-ranks", "version": VERSION, "order": self.order, "ranks": self.ranks,
             "checkpoint_hash": self.checkpoint_hash, "config_sha256": self.config_sha256,
+            "source": [list(file) for file in self.source],
             "files": [[list(part) for part in parts] for parts in self.files],
         }  # fmt: skip
         write_whole(folder / MANIFEST, json.dumps(text, indent=1) + "\n")
@@ -61,8 +71,9 @@ class Manifest(NamedTuple):
         if f.get("order", str) not in ORDERS:
             raise f.fail("order", f"one of {', '.join(ORDERS)}; convert again with this version")
         manifest = cls(
-            f.get("order", str), f.size("ranks"), f.get("checkpoint_hash", str), f.get("config_sha256", str), parts(f)
-        )
+            f.get("order", str), f.size("ranks"), f.get("checkpoint_hash", str), f.get("config_sha256", str),
+            sources(f), parts(f),
+        )  # fmt: skip
         if len(manifest.files) != manifest.ranks:
             raise f.fail("files", f"one for each of {manifest.ranks} ranks")
         if file_sha256(of_folder(folder, "config.json")) != manifest.config_sha256:
@@ -95,6 +106,14 @@ def parts(f: Fields) -> tuple[tuple[Part, ...], ...]:
         if [part.start for part in file] != [0, *(part.end for part in file[:-1])] and file:
             raise f.fail("files", "parts that follow each other from byte 0 on")
     return found
+
+
+def sources(f: Fields) -> tuple[SourceFile, ...]:
+    """The files under `source`. Raises ConfigError."""
+    try:
+        return tuple(SourceFile(str(name), int(size), int(time)) for name, size, time in f.values["source"])
+    except (KeyError, TypeError, ValueError):
+        raise f.fail("source", "a list of [name, bytes, mtime_ns]") from None
 
 
 def file_sha256(path: Path) -> str:
