@@ -9,7 +9,7 @@ from typing import cast
 from hedgerow.model.card import AcceptanceCard
 from hedgerow.model.config import K2Config
 from hedgerow.model.devices import Device
-from hedgerow.model.interface import Draft
+from hedgerow.model.interface import Draft, Prepares
 from hedgerow.model.lookup import Lookup
 from hedgerow.model.proposer import Proposer
 from hedgerow.model.select import Engine, load_drafter
@@ -50,4 +50,6 @@ def dflash(config: DrafterServiceConfig, folder: Path) -> Made:
         amplitude=config.yarn_amplitude,
         projected=config.features == "projected",
     )
+    if isinstance(model, Prepares):  # so that no request waits for a compiler
+        model.prepare(config.max_sequences, config.max_budget)
     return Made(folder.name, model, model, config.features, AcceptanceCard.from_folder(folder, model.vocab_size))

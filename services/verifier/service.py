@@ -12,10 +12,12 @@ import torch
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.reads import Reads
 from hedgerow.engine.step import Drafter, NoDrafter
+from hedgerow.engine.tree import TreeConfig
 from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal
 from hedgerow.model.devices import Device
+from hedgerow.model.interface import Prepares
 from hedgerow.model.interface import Target as Model
 from hedgerow.model.loader import load_embedding_and_head
 from hedgerow.model.select import Engine, load_target
@@ -142,6 +144,9 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     )
     vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
     engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids), read)
+    if isinstance(model, Prepares):  # so that no request waits for a compiler
+        most = TreeConfig(engine.config.max_budget).q_len
+        model.prepare(limits.max_sequences, most, limits.prefill_rows)
     head_hash = "" if config.drafter is None else load_embedding_and_head(config.model_path).hash
     return Group(model, engine, read_defaults(config.model_path), head_hash, read, wanted, drafter_hash)
 
