@@ -133,9 +133,9 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def model_products(c: K2Config) -> list[Product]:
-    """The shapes that decide: every dense product of the model, and attention with one page before the row's own."""
-    heads, hidden, width = c.num_attention_heads, c.hidden_size, c.moe_intermediate_size
+def model_products(c: K2Config, ranks: int = 1) -> list[Product]:
+    """The shapes that decide: every dense product of a rank, and attention with one page before the row's own."""
+    heads, hidden, width = c.num_attention_heads // ranks, c.hidden_size, c.moe_intermediate_size // ranks
     shared = width * c.n_shared_experts
     return [
         Product(hidden, c.q_lora_rank + c.latent_width),
@@ -152,6 +152,6 @@ def model_products(c: K2Config) -> list[Product]:
         Product(hidden, 2 * width),
         Product(width, hidden),
         Product(hidden, 2 * width, 4),
-        Product(hidden, 2 * c.intermediate_size, wide=True),
-        Product(hidden, min(1024, c.vocab_size), wide=True),
+        Product(hidden, 2 * c.intermediate_size // ranks, wide=True),
+        Product(hidden, min(1024, c.vocab_size // ranks), wide=True),
     ]

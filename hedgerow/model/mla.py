@@ -18,7 +18,8 @@ from kernels.rope import rope_pairs
 
 @dataclass(frozen=True)
 class MlaWeights:
-    """One layer's attention. W_UK and W_UV are kv_b's two parts, per head; the softmax scale is folded into q_b."""
+    """One layer's attention, of this share's heads. W_UK and W_UV are kv_b's two parts, per head; the softmax scale is
+    folded into q_b."""
 
     qkv_a: torch.Tensor  # [hidden, q_lora + kv_lora + rope]
     q_norm: torch.Tensor  # [q_lora]
@@ -31,11 +32,12 @@ class MlaWeights:
     @classmethod
     def load(cls, checkpoint: Checkpoint, base: str, c: K2Config) -> MlaWeights:
         heads, nope, rope, value = c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
+        held = heads // checkpoint.share.ranks
         q_a = checkpoint.weight(base + "q_a_proj.weight", c.q_lora_rank, c.hidden_size)
         kv_a = checkpoint.weight(base + "kv_a_proj_with_mqa.weight", c.latent_width, c.hidden_size)
         q_b = checkpoint.weight(base + "q_b_proj.weight", heads * (nope + rope), c.q_lora_rank)
         kv_b = checkpoint.weight(base + "kv_b_proj.weight", heads * (nope + value), c.kv_lora_rank)
-        kv_b = kv_b.view(heads, nope + value, c.kv_lora_rank)
+        kv_b = kv_b.view(held, nope + value, c.kv_lora_rank)
         return cls(
             qkv_a=torch.cat([q_a, kv_a]).T.contiguous(),
             q_norm=checkpoint.weight(base + "q_a_layernorm.weight", c.q_lora_rank),
@@ -50,7 +52,7 @@ class MlaWeights:
 def attention(
     w: MlaWeights,
     x: torch.Tensor,
-    hidden: torch.Tensor,
+    hidden: torch.Tensor | None,
     cache: torch.Tensor,
     turns: torch.Tensor,
     slots: torch.Tensor,
@@ -59,12 +61,15 @@ def attention(
     latent_eps: float,
     law: RowLaw,
 ) -> torch.Tensor:
-    """hidden + Attn(x); x, hidden [R', hidden]. The first len(slots) rows are real; their latents go to `slots`."""
+    """hidden + Attn(x); x, hidden [R', hidden]. The first len(slots) rows are real; their latents go to `slots`.
+
+    Without `hidden`: these heads' part of Attn(x).
+    """
     rows, padded, q_end = len(slots), len(x), c.q_lora_rank
     a = linear(x, w.qkv_a, law)
     latent = rmsnorm(a[:rows, q_end : q_end + c.kv_lora_rank], w.kv_norm, latent_eps)
     kv_write(cache, slots, torch.cat([latent, rope_pairs(a[:rows, q_end + c.kv_lora_rank :], turns)], -1))
-    q = linear(rmsnorm(a[:, :q_end], w.q_norm, latent_eps), w.q_b, law).view(padded, c.num_attention_heads, -1)
+    q = linear(rmsnorm(a[:, :q_end], w.q_norm, latent_eps), w.q_b, law).view(padded, len(w.uk), -1)
     nope = c.qk_nope_head_dim
     absorbed = batched_linear(q[..., :nope].transpose(0, 1), w.uk, law).transpose(0, 1)
     q = torch.cat([absorbed[:rows], rope_pairs(q[:rows, :, nope:], turns.unsqueeze(1))], -1)
