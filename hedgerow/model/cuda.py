@@ -83,6 +83,10 @@ class CudaK2:
             return "interpreted"
         return "cuda-sm{}{}".format(*torch.cuda.get_device_capability(self.device.place))
 
+    @property
+    def waited(self) -> float:
+        return self.device.waited
+
     def new_cache(self, pages: int) -> CudaCache:
         """A cache of `pages` pages of 64 tokens for every layer."""
         with self._turn:

@@ -156,6 +156,10 @@ class CudaDFlash:
             return self._trees(logits, budgets, caps)
 
     @property
+    def waited(self) -> float:
+        return self.device.waited
+
+    @property
     def positions(self) -> int:
         return self.config.max_position_embeddings
 

@@ -67,12 +67,22 @@ class WholeSteps(Protocol):
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A model that is slow where it meets a new shape of step, and can meet them before anybody waits."""
+    """A model on a device: slow where it meets a new shape of step, and able to meet them before anybody waits."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds in all that it has waited for its device."""
+        ...
 
     def prepare(self, sequences: int, each: int, prompt_rows: int = 0) -> None:
         """Blocks until steps of up to so many sequences and rows of prompts are compiled and recorded. `each`: rows of
         a tree that a target verifies, nodes of one that a drafter makes."""
         ...
+
+
+def waited(model: object) -> float:
+    """Seconds in all that `model` has waited for a device; on a CPU there is none."""
+    return model.waited if isinstance(model, Prepares) else 0.0
 
 
 class Context(Protocol):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hedgerow.engine.types import DraftAnswer
 from hedgerow.rpc import telemetry
 
 MOST_SEQUENCES = 128  # the last bucket
+
+
+def watch_device(waited: Callable[[], float]) -> None:
+    """Exports the seconds that drafts have waited for a GPU; 0 on a CPU."""
+    telemetry.watch("hedgerow_drafter_device_wait_seconds", "Seconds that drafts waited for a GPU.", waited)
 
 
 class DraftMetrics:

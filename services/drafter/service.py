@@ -9,12 +9,14 @@ from functools import partial
 import torch
 
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
+from hedgerow.model.interface import waited
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.work import serve_while
 from services.drafter.config import DrafterServiceConfig
 from services.drafter.convert import Limits, description
 from services.drafter.loading import load
+from services.drafter.metrics import watch_device
 from services.drafter.servicer import DrafterServicer, Loaded
 
 SERVICE = "hedgerow.v1.DrafterService"
@@ -32,6 +34,7 @@ async def run(config: DrafterServiceConfig) -> None:
 
 async def _load(config: DrafterServiceConfig, servicer: DrafterServicer, health: Health) -> None:
     made = await asyncio.to_thread(load, config)
+    watch_device(partial(waited, made.drafts))
     limits = Limits(made.model.vocab_size, made.model.feature_width, config.max_budget, config.max_sequences)
     most = DrafterConfig(config.max_sequences, config.max_budget)
     servicer.loaded = Loaded(

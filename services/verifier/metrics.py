@@ -91,6 +91,11 @@ def watch_engine(load: Callable[[], EngineLoad]) -> None:
     telemetry.watch(refused, "Trees that were not sound, by why.", lambda: load().refused_trees, "reason")
 
 
+def watch_device(waited: Callable[[], float]) -> None:
+    """Exports the seconds that steps have waited for a GPU; 0 on a CPU."""
+    telemetry.watch("hedgerow_verifier_device_wait_seconds", "Seconds that steps waited for a GPU.", waited)
+
+
 class Ratio(Protocol):
     """What a probe measured."""
 

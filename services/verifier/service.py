@@ -17,7 +17,7 @@ from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal
 from hedgerow.model.devices import Device
-from hedgerow.model.interface import Prepares
+from hedgerow.model.interface import Prepares, waited
 from hedgerow.model.interface import Target as Model
 from hedgerow.model.loader import load_embedding_and_head
 from hedgerow.model.select import Engine, load_target
@@ -34,7 +34,7 @@ from services.verifier.config import VerifierServiceConfig
 from services.verifier.convert import description
 from services.verifier.defaults import read_defaults
 from services.verifier.loop import StepLoop
-from services.verifier.metrics import watch_acceptance, watch_drafter, watch_engine
+from services.verifier.metrics import watch_acceptance, watch_device, watch_drafter, watch_engine
 from services.verifier.peers import DrafterPeer, Patience, ask_drafter
 from services.verifier.probe import AcceptanceProbe
 from services.verifier.servicer import Loaded, VerifierServicer
@@ -90,6 +90,7 @@ async def _work(
     steps = StepLoop(group.engine, drafter, deliver)
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
     watch_engine(group.engine.load)
+    watch_device(partial(waited, group.model))
     if peer is not None:
         watch_drafter(peer.counters, lambda: peer.connected)
         watch_acceptance(lambda: probe.measured)
