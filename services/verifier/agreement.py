@@ -9,19 +9,12 @@ import torch
 
 from hedgerow.engine.reads import Hidden, Projected, Reads, Tokens
 from hedgerow.errors import HedgerowError
+from hedgerow.model.card import AcceptanceCard
 from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.interface import Target as Model
 from hedgerow.model.projection import FeatureProjection
 from hedgerow.rpc.config import ConfigError, variable_of
-from hedgerow.v1 import drafter_pb2
 from services.verifier.config import VerifierServiceConfig
-
-KINDS = {
-    drafter_pb2.FEATURE_KIND_UNSPECIFIED: "hidden",
-    drafter_pb2.FEATURE_KIND_HIDDEN: "hidden",
-    drafter_pb2.FEATURE_KIND_PROJECTED: "projected",
-    drafter_pb2.FEATURE_KIND_TOKENS: "tokens",
-}
 
 
 @dataclass(frozen=True)
@@ -41,6 +34,26 @@ class Target:
     drafter_hash: str = ""  # of the checkpoint whose fc is applied here
 
 
+@dataclass(frozen=True)
+class Described:
+    """What a drafter says of itself; the fields of DrafterServiceDescribeResponse."""
+
+    vocab_size: int
+    feature_layers: tuple[int, ...]
+    feature_width: int
+    max_sequences: int
+    head_hash: str
+    block_size: int
+    max_budget: int
+    features: str = "hidden"
+    hidden_size: int = 0
+    layers: int = 0
+    rope_theta: float = 0.0
+    mask_token: int | None = None
+    checkpoint_hash: str = ""
+    card: AcceptanceCard | None = None
+
+
 class Wanted(NamedTuple):
     """What a drafter says it reads."""
 
@@ -54,19 +67,19 @@ class Disagreement(HedgerowError):
     reason = "DRAFTER_MISMATCH"
 
 
-def check(drafter: drafter_pb2.DrafterServiceDescribeResponse, target: Target) -> None:
+def check(drafter: Described, target: Target) -> None:
     """Raises Disagreement, with both values, unless the drafter was made for this target."""
     pairs: dict[str, tuple[object, object]] = {
-        "features": (KINDS.get(drafter.feature_kind, str(drafter.feature_kind)), target.features),
+        "features": (drafter.features, target.features),
         "vocab_size": (drafter.vocab_size, target.vocab_size),
         "feature_width": (drafter.feature_width, target.feature_width),
     }
     if target.features != "tokens":
-        pairs["feature_layer_ids"] = tuple(drafter.feature_layer_ids), target.feature_layers
-        pairs["target_head_hash"] = drafter.target_head_hash, target.head_hash
+        pairs["feature_layer_ids"] = drafter.feature_layers, target.feature_layers
+        pairs["target_head_hash"] = drafter.head_hash, target.head_hash
     if_said = {
         "hidden_size": (drafter.hidden_size, target.hidden_size),
-        "num_target_layers": (drafter.num_target_layers, target.layers),
+        "num_target_layers": (drafter.layers, target.layers),
         "rope_theta": (drafter.rope_theta, target.rope_theta),
         "checkpoint_hash": (drafter.checkpoint_hash, target.drafter_hash),
     }
@@ -77,9 +90,9 @@ def check(drafter: drafter_pb2.DrafterServiceDescribeResponse, target: Target) -
     _check_sizes(drafter, target)
 
 
-def _check_sizes(drafter: drafter_pb2.DrafterServiceDescribeResponse, target: Target) -> None:
-    mask = drafter.mask_token_id
-    if drafter.HasField("mask_token_id") and (mask >= target.vocab_size or mask in target.end_tokens):
+def _check_sizes(drafter: Described, target: Target) -> None:
+    mask = drafter.mask_token
+    if mask is not None and (mask >= target.vocab_size or mask in target.end_tokens):
         limit = f"a vocabulary of {target.vocab_size}, and ends {sorted(target.end_tokens)}"
         raise Disagreement(f"mask_token_id: the drafter has {mask}, the target {limit}")
     if drafter.block_size < 2:

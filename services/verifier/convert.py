@@ -26,8 +26,10 @@ from hedgerow.engine.types import (
 )
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal, InvalidRequest, Unsupported
+from hedgerow.model.card import AcceptanceCard
 from hedgerow.model.interface import Target
 from hedgerow.v1 import common_pb2, drafter_pb2, verifier_pb2
+from services.verifier.agreement import Described
 from services.verifier.config import MOST_BUDGET
 
 # Fields that this version does not serve, and the values that mean "not asked for".
@@ -222,6 +224,36 @@ def draft_answer(response: drafter_pb2.DraftResponse) -> DraftAnswer:
         for tree in response.trees
     ]
     return DraftAnswer(response.step_id, trees, response.incarnation, response.forward_ns, response.build_ns)
+
+
+FEATURES = {
+    drafter_pb2.FEATURE_KIND_UNSPECIFIED: "hidden",
+    drafter_pb2.FEATURE_KIND_HIDDEN: "hidden",
+    drafter_pb2.FEATURE_KIND_PROJECTED: "projected",
+    drafter_pb2.FEATURE_KIND_TOKENS: "tokens",
+}
+
+
+def described_from(message: drafter_pb2.DrafterServiceDescribeResponse) -> Described:
+    """What a drafter says of itself."""
+    probe = message.probe
+    card = AcceptanceCard(tuple(probe.prompt), probe.tokens, probe.budget, probe.tokens_per_step, probe.topk_cap)
+    return Described(
+        vocab_size=message.vocab_size,
+        feature_layers=tuple(message.feature_layer_ids),
+        feature_width=message.feature_width,
+        max_sequences=message.max_sequences,
+        head_hash=message.target_head_hash,
+        block_size=message.block_size,
+        max_budget=message.max_budget,
+        features=FEATURES.get(message.feature_kind, str(message.feature_kind)),
+        hidden_size=message.hidden_size,
+        layers=message.num_target_layers,
+        rope_theta=message.rope_theta,
+        mask_token=message.mask_token_id if message.HasField("mask_token_id") else None,
+        checkpoint_hash=message.checkpoint_hash,
+        card=card if message.HasField("probe") else None,
+    )
 
 
 def description(

@@ -16,8 +16,8 @@ from hedgerow.rpc.channel import open_channel
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.status import from_rpc_error
 from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
-from services.verifier.agreement import KINDS, Disagreement, Target, Wanted, check
-from services.verifier.convert import draft_answer, draft_request
+from services.verifier.agreement import Described, Disagreement, Target, Wanted, check
+from services.verifier.convert import described_from, draft_answer, draft_request
 
 DESCRIBE_TIMEOUT = 5.0
 LAYERS_TIMEOUT, ASK_AGAIN = 60.0, 0.2
@@ -82,7 +82,7 @@ class DrafterPeer:
         self._trouble = ""
         self.traced: Callable[[int], Sequence[str]] = lambda step_id: ()
         """The requests that a step's spans link to."""
-        self.arrived: Callable[[drafter_pb2.DrafterServiceDescribeResponse], None] = lambda drafter: None
+        self.arrived: Callable[[Described], None] = lambda drafter: None
         """Told of each drafter that fits, once its stream is open."""
 
     @property
@@ -134,7 +134,7 @@ class DrafterPeer:
             async with open_channel(self.address, self._tls) as channel:
                 stub = drafter_pb2_grpc.DrafterServiceStub(channel)  # type: ignore[no-untyped-call]
                 request = drafter_pb2.DrafterServiceDescribeRequest()
-                described = await stub.Describe(request, timeout=DESCRIBE_TIMEOUT)
+                described = described_from(await stub.Describe(request, timeout=DESCRIBE_TIMEOUT))
                 check(described, self._target)
                 self._max_budget = described.max_budget
                 await self._stream(stub, described)
@@ -152,9 +152,7 @@ class DrafterPeer:
             log.error("the drafter's connection failed", exception=error, address=self.address)
         return None
 
-    async def _stream(
-        self, stub: drafter_pb2_grpc.DrafterServiceStub, described: drafter_pb2.DrafterServiceDescribeResponse
-    ) -> None:
+    async def _stream(self, stub: drafter_pb2_grpc.DrafterServiceStub, described: Described) -> None:
         requests: asyncio.Queue[drafter_pb2.DraftRequest] = asyncio.Queue()
         call = stub.Draft()
         sender = asyncio.create_task(_send(call, requests))
@@ -204,8 +202,8 @@ async def ask_drafter(address: str, tls: Watched | None = None) -> Wanted:
         end = time.monotonic() + LAYERS_TIMEOUT
         while time.monotonic() < end:
             try:
-                answer = await stub.Describe(request, timeout=DESCRIBE_TIMEOUT)
-                return Wanted(KINDS.get(answer.feature_kind, "hidden"), tuple(answer.feature_layer_ids))
+                answer = described_from(await stub.Describe(request, timeout=DESCRIBE_TIMEOUT))
+                return Wanted(answer.features, answer.feature_layers)
             except grpc.aio.AioRpcError as error:
                 log.debug("the drafter does not say what it reads", address=address, code=error.code().name)
                 await asyncio.sleep(ASK_AGAIN)

@@ -10,8 +10,9 @@ from typing import NamedTuple, Protocol
 
 from hedgerow.engine.types import Finish, Sampling, Start, StepResult, Update
 from hedgerow.errors import HedgerowError
+from hedgerow.model.card import AcceptanceCard
 from hedgerow.rpc.logs import get_log
-from hedgerow.v1 import drafter_pb2
+from services.verifier.agreement import Described
 
 SESSION = "acceptance-probe"
 LEAST_PRIORITY = -100  # whoever waits goes first
@@ -43,24 +44,24 @@ class AcceptanceProbe:
 
     def __init__(self, engine: Engine, least: float) -> None:
         self._engine, self._least = engine, least
-        self._card: drafter_pb2.AcceptanceProbe | None = None  # of the generation that runs
+        self._card: AcceptanceCard | None = None  # of the generation that runs
         self._known: set[str] = set()
         self._tokens = self._steps = self._offset = 0
         self.measured: Measured | None = None
         self.said = ""
 
-    def connected(self, drafter: drafter_pb2.DrafterServiceDescribeResponse) -> bool:
+    def connected(self, drafter: Described) -> bool:
         """A drafter that fits is there. True: a generation was begun."""
         if not self._least or self._card is not None or drafter.checkpoint_hash in self._known:
             return False
-        if not drafter.HasField("probe"):
+        card = drafter.card
+        if card is None:
             self.said = "not measured: the drafter has no card"
             return False
-        card = drafter.probe
         sampling = Sampling(max_tokens=card.tokens, ignore_eos=True)
         attempt = len(self._known) + 1
         start = Start(
-            SESSION, 1, attempt, tuple(card.prompt), sampling, budget=card.budget, topk_cap=card.topk_cap,
+            SESSION, 1, attempt, card.prompt, sampling, budget=card.budget, topk_cap=card.topk_cap,
             priority=LEAST_PRIORITY,
         )  # fmt: skip
         try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from hedgerow.engine.config import EngineConfig
-from hedgerow.engine.reads import Reads
+from hedgerow.engine.reads import Hidden, Reads
 from hedgerow.engine.step import Drafter, NoDrafter
 from hedgerow.engine.tree import TreeConfig
 from hedgerow.engine.types import StepResult
@@ -28,8 +28,7 @@ from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.tls import peer_files
 from hedgerow.rpc.work import serve_while
-from hedgerow.v1 import drafter_pb2
-from services.verifier.agreement import Target, Wanted, configured, reads
+from services.verifier.agreement import Described, Target, Wanted, configured, reads
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.convert import description
 from services.verifier.defaults import read_defaults
@@ -54,9 +53,9 @@ class Group(NamedTuple):
     engine: VerifierEngine
     defaults: dict[str, Any]  # sampling, by the names of SamplingParams
     head_hash: str  # what a drafter's must equal; "" where none is asked
-    reads: Reads
-    wanted: Wanted
-    drafter_hash: str  # of the checkpoint whose fc is applied here; "" where none is
+    reads: Reads = Hidden(0)
+    wanted: Wanted = Wanted("hidden", ())
+    drafter_hash: str = ""  # of the checkpoint whose fc is applied here; "" where none is
 
 
 async def run(config: VerifierServiceConfig) -> None:
@@ -121,9 +120,7 @@ async def _drain(servicer: VerifierServicer, health: Health, grace: float) -> No
     servicer.leave()
 
 
-def _arrived(
-    probe: AcceptanceProbe, steps: StepLoop, health: Health, drafter: drafter_pb2.DrafterServiceDescribeResponse
-) -> None:
+def _arrived(probe: AcceptanceProbe, steps: StepLoop, health: Health, drafter: Described) -> None:
     if probe.connected(drafter):
         steps.wake()
     if probe.said:

@@ -10,19 +10,18 @@ from bench.drive import Job
 from hedgerow.engine.step import step
 from hedgerow.engine.types import Finish, Start, StepResult, StepStats, StepTimings, Update
 from hedgerow.errors import Overloaded
+from hedgerow.model.card import AcceptanceCard
 from hedgerow.rpc import telemetry
-from hedgerow.v1 import drafter_pb2
+from services.verifier.agreement import Described
 from services.verifier.metrics import watch_acceptance
 from services.verifier.probe import SESSION, AcceptanceProbe
 from tests.engine_rig import SETTINGS, Rig, oracle, prompt
 
-CARD = drafter_pb2.AcceptanceProbe(prompt=[1, 2, 3], tokens=13, budget=7, topk_cap=1, tokens_per_step=3.0)
+CARD = AcceptanceCard((1, 2, 3), tokens=13, budget=7, tokens_per_step=3.0, topk_cap=1)
 
 
-def drafter(
-    checkpoint: str = "ab", card: drafter_pb2.AcceptanceProbe | None = CARD
-) -> drafter_pb2.DrafterServiceDescribeResponse:
-    return drafter_pb2.DrafterServiceDescribeResponse(checkpoint_hash=checkpoint, probe=card)
+def drafter(checkpoint: str = "ab", card: AcceptanceCard | None = CARD) -> Described:
+    return Described(512, (1,), 64, 32, "", 8, 63, checkpoint_hash=checkpoint, card=card)
 
 
 class Engine:
@@ -100,7 +99,7 @@ async def test_a_probe_runs_through_the_engine_beside_others(tmp_path_factory: p
     probed = Job(SESSION, prompt(5), replace(SETTINGS["greedy"], max_tokens=40, ignore_eos=True), budget=7)
     texts = rig.plain_all([probed])
     engine = rig.engine(run_ahead=8)
-    card = drafter_pb2.AcceptanceProbe(prompt=probed.prompt, tokens=40, budget=7, tokens_per_step=1.5)
+    card = AcceptanceCard(tuple(probed.prompt), tokens=40, budget=7, tokens_per_step=1.5)
     probe = AcceptanceProbe(engine, 0.5)
     assert probe.connected(drafter(card=card))
     good = oracle([probed], texts)

@@ -16,6 +16,7 @@ import torch
 from hedgerow.engine.types import DraftBatch, DraftWork
 from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
 from services.verifier.agreement import Disagreement, Target, check
+from services.verifier.convert import described_from
 from services.verifier.peers import DrafterPeer, Patience
 from tests.polling import soon
 
@@ -232,7 +233,7 @@ async def test_what_is_to_be_released_does_not_pile_up_where_no_drafter_is() -> 
 def test_a_disagreement_names_both_values() -> None:
     said = drafter_pb2.DrafterServiceDescribeResponse(vocab_size=VOCAB, feature_width=WIDTH, feature_layer_ids=[2, 4])
     with pytest.raises(Disagreement, match=r"feature_layer_ids: the drafter has \(2, 4\), the target \(1, 3\)"):
-        check(said, TARGET)
+        check(described_from(said), TARGET)
 
 
 def test_a_drafter_of_tokens_needs_no_head_and_no_layers() -> None:
@@ -240,4 +241,4 @@ def test_a_drafter_of_tokens_needs_no_head_and_no_layers() -> None:
         vocab_size=VOCAB, feature_width=1, block_size=17, max_sequences=32,
         feature_kind=drafter_pb2.FEATURE_KIND_TOKENS,
     )  # fmt: skip
-    check(said, replace(TARGET, features="tokens", feature_width=1, feature_layers=()))
+    check(described_from(said), replace(TARGET, features="tokens", feature_width=1, feature_layers=()))
