@@ -24,6 +24,9 @@ from tests.system.tools import CHART, ROOT, tool
 
 RELEASE, NAMESPACE, TAG = "hedgerow", "serving", "0.0.0-test"
 IMAGES = {"slim": f"localhost/hedgerow:{TAG}", "cpu": f"localhost/hedgerow-cpu:{TAG}"}
+APIS = ROOT / "tests" / "system" / "apis"
+KEEP = bool(os.environ.get("HEDGEROW_KEEP_CLUSTER"))  # for work on these tests: images and cluster stay as they are
+GPU_IMAGE = f"localhost/hedgerow-gpu:{TAG}"
 BASE = "localhost/debian:bookworm"  # Debian's own packages, where no registry of images is reached
 CHOSEN = (
     "-f",
@@ -40,8 +43,8 @@ class Failed(AssertionError):
 class Cluster:
     """The lab, and one release in it."""
 
-    def __init__(self) -> None:
-        self.lab = tool("lab")
+    def __init__(self, namespace: str = NAMESPACE) -> None:
+        self.lab, self.namespace = tool("lab"), namespace
 
     def run(self, *words: str, timeout: float = 120, given: str | None = None) -> str:
         """`lab WORDS`: its standard output. Raises Failed with all of its output."""
@@ -62,21 +65,24 @@ class Cluster:
 
     def kubectl(self, *words: str, timeout: float = 120, given: str | None = None) -> str:
         """In the release's namespace."""
-        return self.run("kubectl", "--namespace", NAMESPACE, *words, timeout=timeout, given=given)
+        return self.run("kubectl", "--namespace", self.namespace, *words, timeout=timeout, given=given)
 
     def helm(self, *words: str, timeout: float = 400) -> str:
         """In the release's namespace."""
-        return self.run("helm", "--namespace", NAMESPACE, *words, timeout=timeout)
+        return self.run("helm", "--namespace", self.namespace, *words, timeout=timeout)
 
     def build(self, target: str) -> str:
         """Builds an image from the Dockerfile that users build. Its name."""
-        words = ["build", "-q", "-f", "deploy/docker/Dockerfile", "--target", target, "-t", IMAGES[target]]
+        name = GPU_IMAGE if target == "gpu" else IMAGES[target]
+        words = ["build", "-q", "-f", "deploy/docker/Dockerfile", "--target", target, "-t", name]
         self.run("base-image", timeout=300)
         words += ["--build-arg", f"BASE={BASE}"]
         if os.environ.get("PIP_FIND_LINKS"):  # the machine has its wheels at hand
             words += ["--build-arg", "TORCH_INDEX="]
-        self.run(*words, ".", timeout=900)
-        return IMAGES[target]
+        if target == "gpu":  # its steps are 8 GB each: none is kept for the next build
+            words += ["--layers=false"]
+        self.run(*words, ".", timeout=1500)
+        return name
 
     def install(self, *words: str) -> None:
         """Installs or upgrades the release, and waits until all of it is ready."""
@@ -130,6 +136,32 @@ class Cluster:
             yield streams
         finally:
             streams.kill()
+
+
+@contextlib.contextmanager
+def started(namespace: str = NAMESPACE) -> Iterator[Cluster]:
+    """A cluster that has the images, the APIs of others and the namespace, while the block runs."""
+    made = Cluster(namespace)
+    try:
+        made.run("up", timeout=300)  # first: it installs what builds images
+        if not KEEP:
+            made.run("load", *map(made.build, IMAGES), timeout=600)
+        made.run("kubectl", "apply", "-f", str(APIS))
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+        made.run("kubectl", "apply", "-f", "-", given=json.dumps(space))
+        yield made
+    finally:
+        if not KEEP:
+            made.run("down", timeout=120)
+
+
+def unbroken(told: dict[str, Any], fingerprints: int = 1) -> None:
+    """What clients must have seen."""
+    print(told)
+    assert told["errors"] == []
+    assert told["wrong"] == 0
+    assert told["done"] >= 4
+    assert len(told["fingerprints"]) == fingerprints
 
 
 class Streams:

@@ -4,7 +4,8 @@
 
 Each client has a prompt and a seed of its own, so each of its answers must be its first one, token for token. What
 happens is told as JSON lines: {"undisturbed": true} once every client has its first answer, then {"running": n}
-whenever the first token of an answer came, and at the end, which comes when standard input is closed, a summary.
+whenever the first token of an answer came, and at the end, which comes when standard input is closed, a summary. An
+answer of another fingerprint is compared with the first one of that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from typing import NamedTuple
 
 from hedgerow.client import AsyncClient, Retry
 from hedgerow.errors import HedgerowError
@@ -23,6 +25,13 @@ from hedgerow.errors import HedgerowError
 PROMPTS = ("def read_config(path):", "class Queue:\n", "import os\n\ndef walk(", "def fibonacci(n):", "async def main(")
 # Of calls that have given nothing yet: a cluster whose only verifier restarts has no gateway that is ready.
 RETRY = Retry(attempts=200, resumes=200, last_delay=1.0, total=180.0)
+
+
+class Answer(NamedTuple):
+    """A whole one."""
+
+    fingerprint: str
+    tokens: tuple[int, ...]
 
 
 class Clients:
@@ -33,7 +42,11 @@ class Clients:
         self.done = self.wrong = self.running = 0
         self.longest = 0.0  # seconds between two chunks of one answer
         self.errors: list[str] = []
-        self.first: dict[int, Sequence[int]] = {}
+        self.first: dict[int, Answer] = {}
+        self.later: dict[tuple[int, str], Answer] = {}  # the first ones of other fingerprints
+        self.fingerprints: Counter[str] = Counter()  # answers
+        self.current: Counter[str] = Counter()  # streams that have begun
+        self.at_once = 0  # most fingerprints of streams that ran at one time
         self.stopping = asyncio.Event()
 
     async def run(self, count: int) -> None:
@@ -46,40 +59,49 @@ class Clients:
             reading = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
             reading.add_done_callback(lambda task: self.stopping.set())
             await asyncio.gather(*(self.repeat(client, number) for number in range(count)))
-        tell(done=self.done, wrong=self.wrong, errors=self.errors, longest=round(self.longest, 2))
+        told = {"done": self.done, "wrong": self.wrong, "errors": self.errors, "longest": round(self.longest, 2)}
+        tell(**told, fingerprints=self.fingerprints, at_once=self.at_once)
 
     async def repeat(self, client: AsyncClient, number: int) -> None:
         """One client. An answer with an error is not asked for again at once: it would be the next error."""
         while not self.stopping.is_set():
             try:
-                tokens = await self.answer(client, number)
+                answer = await self.answer(client, number)
             except HedgerowError as error:
                 self.errors.append(f"{error.reason}: {error.message}")
                 await asyncio.sleep(1)
                 continue
             self.done += 1
-            self.wrong += tokens != self.first[number]
+            self.fingerprints[answer.fingerprint] += 1
+            expected = self.first[number]
+            if answer.fingerprint != expected.fingerprint:
+                expected = self.later.setdefault((number, answer.fingerprint), answer)
+            self.wrong += answer != expected
 
-    async def answer(self, client: AsyncClient, number: int) -> Sequence[int]:
-        """All tokens of one answer."""
+    async def answer(self, client: AsyncClient, number: int) -> Answer:
+        """One, read to its end."""
         tokens: list[int] = []
         options = {"max_tokens": self.tokens, "temperature": 0.8, "seed": 100 + number, "ignore_eos": True}
         stream = client.generate(PROMPTS[number % len(PROMPTS)], **options)  # type: ignore[arg-type]
-        begun, last = False, 0.0
+        fingerprint, last = "", 0.0
         try:
             async for chunk in stream:
                 now = time.monotonic()
-                if begun:
+                if fingerprint:
                     self.longest = max(self.longest, now - last)
                 elif chunk.tokens:
-                    begun = True
+                    assert stream.started is not None
+                    fingerprint = stream.started.fingerprint
                     self.running += 1
+                    self.current[fingerprint] += 1
+                    self.at_once = max(self.at_once, len(+self.current))
                     tell(running=self.running)
                 tokens += chunk.tokens
                 last = now
         finally:
-            self.running -= begun
-        return tokens
+            self.running -= bool(fingerprint)
+            self.current[fingerprint] -= bool(fingerprint)
+        return Answer(fingerprint, tuple(tokens))
 
 
 def tell(**what: object) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,37 +16,20 @@ from typing import Any
 
 import pytest
 
-from tests.system.cluster import CHOSEN, IMAGES, NAMESPACE, RELEASE, Cluster, Failed, Streams
+from tests.system.cluster import CHOSEN, NAMESPACE, RELEASE, Cluster, Failed, Streams, started, unbroken
 from tests.system.test_chart import MATRIX
 from tests.system.tools import CHART, ROOT, VALUES, pod_specs, render, tool
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
-APIS = ROOT / "tests" / "system" / "apis"
 ROLLED = (("deployment", "gateway"), ("deployment", "kvstore"), ("deployment", "drafter"), ("statefulset", "verifier"))
 KINDS = ("gateway", "kvstore", "drafter", "verifier", "redis")
-KEEP = bool(os.environ.get("HEDGEROW_KEEP_CLUSTER"))  # for work on these tests: images and cluster stay as they are
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster that has the images."""
-    made = Cluster()
-    try:
-        made.run("up", timeout=300)  # first: it installs what builds images
-        if not KEEP:
-            made.run("load", *map(made.build, IMAGES), timeout=600)
-        made.run("kubectl", "apply", "-f", str(APIS))
-        made.run(
-            "kubectl",
-            "apply",
-            "-f",
-            "-",
-            given=json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
-        )
+    with started() as made:
         yield made
-    finally:
-        if not KEEP:
-            made.run("down", timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +41,8 @@ def release(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def unbroken(told: dict[str, Any]) -> None:
-    """What the clients must have seen."""
-    print(told)
-    assert told["errors"] == []
-    assert told["wrong"] == 0
-    assert told["done"] >= 4
-
-
-@pytest.mark.parametrize(
-    "sets", [sets for sets in MATRIX[1:] if "tls.certManager.enabled=true" not in sets], ids=",".join
-)
+@pytest.mark.parametrize("sets", MATRIX[1:], ids=",".join)
 def test_an_api_server_accepts_the_options(cluster: Cluster, sets: tuple[str, ...]) -> None:
-    """All but cert-manager's own objects, whose API is not in this cluster."""
     accepted(cluster, render("values-laptop", *sets))
 
 

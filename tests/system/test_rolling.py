@@ -47,7 +47,7 @@ async def streams(addresses: str, count: int = STREAMS) -> AsyncIterator[Clients
             clients.stopping.set()
             await asyncio.gather(*running)
         print(f"{clients.done} answers, longest pause {clients.longest:.2f} s")
-        assert (clients.errors, clients.wrong) == ([], 0)
+        assert (clients.errors, clients.wrong, len(clients.fingerprints)) == ([], 0, 1)
         assert clients.done >= 2 * count
 
 

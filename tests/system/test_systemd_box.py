@@ -117,7 +117,7 @@ async def test_the_guide_serves_and_restarts_keep_streams(machine: Machine) -> N
         clients.stopping.set()
         await asyncio.gather(*running)
     print(f"{clients.done} answers, longest pause {clients.longest:.2f} s")
-    assert (clients.errors, clients.wrong) == ([], 0)
+    assert (clients.errors, clients.wrong, len(clients.fingerprints)) == ([], 0, 1)
 
 
 def test_a_second_sigterm_ends_a_unit_at_once_and_it_is_started_again(machine: Machine) -> None:
