@@ -54,6 +54,8 @@ class Got:
     text: str = ""
     digest: bytes = b""
     digests: list[bytes] = field(default_factory=list)
+    steps: list[common.StepStats] = field(default_factory=list)
+    timings: list[common.Timings] = field(default_factory=list)
     error: HedgerowError | None = None
     first_at: float = 0.0
     """When the first event after the last call's start came."""
@@ -93,6 +95,8 @@ class Got:
         assert (chunk.token_offset, chunk.text_offset) == (len(self.tokens), self.text_offset)
         self.tokens += chunk.tokens
         self.text += chunk.text
+        self.steps += chunk.steps
+        self.timings += [chunk.timings] if chunk.HasField("timings") else []
         assert chunk.digest == digest.extend(self.digest, chunk.tokens)
         self.digest = chunk.digest
 

@@ -276,7 +276,7 @@ class AppendRequest(_message.Message):
     def __init__(self, batch_id: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[AppendEntry, _Mapping]]] = ..., traces: _Optional[_Iterable[_Union[_common_pb2.TraceContext, _Mapping]]] = ...) -> None: ...
 
 class AppendEntry(_message.Message):
-    __slots__ = ("session_id", "lease", "birth", "offset", "tokens", "digest_before", "digest_after", "finish_reason", "usage", "matched_stop", "matched_token", "logprobs", "steps", "token_digests", "best_effort_from")
+    __slots__ = ("session_id", "lease", "birth", "offset", "tokens", "digest_before", "digest_after", "finish_reason", "usage", "matched_stop", "matched_token", "logprobs", "steps", "token_digests", "best_effort_from", "committed_steps", "spent")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     BIRTH_FIELD_NUMBER: _ClassVar[int]
@@ -292,6 +292,8 @@ class AppendEntry(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     BEST_EFFORT_FROM_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     lease: _common_pb2.Lease
     birth: bytes
@@ -307,7 +309,19 @@ class AppendEntry(_message.Message):
     steps: _containers.RepeatedCompositeFieldContainer[_common_pb2.StepStats]
     token_digests: _containers.RepeatedScalarFieldContainer[bytes]
     best_effort_from: int
-    def __init__(self, session_id: _Optional[str] = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., birth: _Optional[bytes] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., digest_before: _Optional[bytes] = ..., digest_after: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[_common_pb2.StepStats, _Mapping]]] = ..., token_digests: _Optional[_Iterable[bytes]] = ..., best_effort_from: _Optional[int] = ...) -> None: ...
+    committed_steps: _containers.RepeatedCompositeFieldContainer[CommittedStep]
+    spent: _common_pb2.Usage
+    def __init__(self, session_id: _Optional[str] = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., birth: _Optional[bytes] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., digest_before: _Optional[bytes] = ..., digest_after: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[_common_pb2.StepStats, _Mapping]]] = ..., token_digests: _Optional[_Iterable[bytes]] = ..., best_effort_from: _Optional[int] = ..., committed_steps: _Optional[_Iterable[_Union[CommittedStep, _Mapping]]] = ..., spent: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ...) -> None: ...
+
+class CommittedStep(_message.Message):
+    __slots__ = ("stats", "end", "timings")
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    stats: _common_pb2.StepStats
+    end: int
+    timings: _common_pb2.Timings
+    def __init__(self, stats: _Optional[_Union[_common_pb2.StepStats, _Mapping]] = ..., end: _Optional[int] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
     __slots__ = ("batch_id", "results")
@@ -338,14 +352,18 @@ class KvStoreServiceGetSessionRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., from_offset: _Optional[int] = ..., state_only: bool = ...) -> None: ...
 
 class KvStoreServiceGetSessionResponse(_message.Message):
-    __slots__ = ("record", "state", "tokens")
+    __slots__ = ("record", "state", "tokens", "steps", "more_steps_from")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    MORE_STEPS_FROM_FIELD_NUMBER: _ClassVar[int]
     record: SessionRecord
     state: SessionState
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, record: _Optional[_Union[SessionRecord, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[CommittedStep]
+    more_steps_from: int
+    def __init__(self, record: _Optional[_Union[SessionRecord, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[_Union[CommittedStep, _Mapping]]] = ..., more_steps_from: _Optional[int] = ...) -> None: ...
 
 class TailRequest(_message.Message):
     __slots__ = ("session_id", "from_offset")
@@ -356,16 +374,18 @@ class TailRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., from_offset: _Optional[int] = ...) -> None: ...
 
 class TailResponse(_message.Message):
-    __slots__ = ("offset", "tokens", "digest", "state")
+    __slots__ = ("offset", "tokens", "digest", "state", "steps")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     offset: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     digest: bytes
     state: SessionState
-    def __init__(self, offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., digest: _Optional[bytes] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[CommittedStep]
+    def __init__(self, offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., digest: _Optional[bytes] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[CommittedStep, _Mapping]]] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id", "lease", "birth", "finish_reason", "usage")

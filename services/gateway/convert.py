@@ -95,13 +95,13 @@ def event(e: stream.Event, *, with_steps: bool) -> public.SessionEvent:
         if with_steps and e.notes:
             chunk.steps.extend(common.StepStats(**note.stats._asdict()) for note in e.notes)
             last = e.notes[-1]
-            chunk.timings.CopyFrom(_timings_pb(last.timings._replace(commit_ns=last.commit_ns)))
+            chunk.timings.CopyFrom(timings_pb(last.timings._replace(commit_ns=last.commit_ns)))
         return public.SessionEvent(chunk=chunk)
     if isinstance(e, stream.Started):
         return public.SessionEvent(started=_started(e))
     finished = public.SessionFinished(
         reason=number(e.end.reason), matched_stop=e.end.matched_stop, matched_token=e.end.matched_token,
-        usage=usage_pb(e.end.usage), timings=_timings_pb(e.timings) if e.timings else None,
+        usage=usage_pb(e.end.usage), timings=timings_pb(e.timings) if e.timings else None,
         token_offset=e.token_offset, text_offset=e.text_offset, digest=e.digest, mode=number(e.mode),
     )  # fmt: skip
     return public.SessionEvent(finished=finished)
@@ -119,7 +119,8 @@ def session(s: m.Stored) -> public.GetSessionResponse:
     """What is recorded of a session."""
     return public.GetSessionResponse(
         session_id=s.record.session_id, model=s.record.model, prompt_tokens=len(s.record.prompt),
-        token_count=s.state.length, finish_reason=number(s.state.finish), usage=usage_pb(s.state.usage),
+        token_count=s.state.length, finish_reason=number(s.state.finish),
+        usage=usage_pb(s.state.usage) if s.state.finish else None,
         digest=s.state.digest, sampling=sampling_pb(s.record.resolved),
         mode=number(s.record.mode if s.state.best_effort_from is None else types.Mode.BEST_EFFORT),
         fingerprint=fingerprint_pb(s.record.fingerprint),
@@ -257,5 +258,6 @@ def speculation_pb(s: types.Speculation) -> common.SpeculationParams:
     return common.SpeculationParams(budget=s.budget, topk_cap=s.topk_cap)
 
 
-def _timings_pb(t: m.Timings) -> common.Timings:
+def timings_pb(t: m.Timings) -> common.Timings:
+    """Field by field."""
     return common.Timings(**t._asdict())

@@ -8,7 +8,16 @@ from hedgerow.v1 import common_pb2 as common
 from hedgerow.v1 import kvstore_pb2 as kv
 from services.gateway import messages as m
 from services.gateway import types
-from services.gateway.convert import fingerprint_pb, number, sampling, sampling_pb, speculation_pb, usage_pb
+from services.gateway.convert import (
+    fingerprint_pb,
+    number,
+    sampling,
+    sampling_pb,
+    speculation_pb,
+    stats,
+    timings_pb,
+    usage_pb,
+)
 from services.gateway.fields import known, optional, row
 
 
@@ -34,7 +43,7 @@ def stored(r: kv.KvStoreServiceGetSessionResponse) -> m.Stored:
         p.deadline_unix_ms, p.priority, p.return_steps, p.return_trees,
         types.Trace(p.trace.traceparent, p.trace.tracestate),
     )  # fmt: skip
-    return m.Stored(record, state(r.state), r.tokens[:])
+    return m.Stored(record, state(r.state), r.tokens[:], notes(r.steps))
 
 
 def granted(r: kv.AcquireLeaseResponse) -> m.Granted:
@@ -63,7 +72,12 @@ def listed(r: kv.KvStoreServiceListSessionsResponse) -> tuple[list[m.Listed], st
 
 def growth(r: kv.TailResponse) -> m.Growth:
     """Committed tokens as they come."""
-    return m.Growth(r.offset, r.tokens[:], r.digest, state(r.state) if r.HasField("state") else None)
+    return m.Growth(r.offset, r.tokens[:], r.digest, state(r.state) if r.HasField("state") else None, notes(r.steps))
+
+
+def notes(steps: Iterable[kv.CommittedStep]) -> list[m.Note]:
+    """Statistics of steps."""
+    return [m.Note(s.end, stats(s.stats), row(m.Timings, s.timings), s.timings.commit_ns) for s in steps]
 
 
 def created(r: kv.CreateSessionResponse) -> m.Created:
@@ -83,8 +97,11 @@ def _entry(e: m.Append, owner: bytes) -> kv.AppendEntry:
         session_id=e.session_id, lease=common.Lease(epoch=e.epoch, owner=owner), birth=e.birth, offset=e.offset,
         tokens=e.tokens, digest_before=e.before, digest_after=e.after,
     )  # fmt: skip
-    if e.steps:
-        entry.steps.extend(common.StepStats(**step._asdict()) for step in e.steps)
+    for note in e.notes:
+        timings = timings_pb(note.timings._replace(commit_ns=note.commit_ns))
+        entry.committed_steps.add(stats=common.StepStats(**note.stats._asdict()), end=note.end, timings=timings)
+    if e.spent is not None:
+        entry.spent.CopyFrom(usage_pb(e.spent))
     if e.best_effort_from is not None:
         entry.best_effort_from = e.best_effort_from
     if e.end:
@@ -103,7 +120,7 @@ def appended(r: kv.AppendResponse) -> list[m.Appended]:
 
 def state(s: kv.SessionState) -> m.State:
     """What the store holds of a session."""
-    usage = row(m.Usage, s.usage) if s.finish_reason else m.Usage()
+    usage = row(m.Usage, s.usage) if s.HasField("usage") else m.Usage()
     return m.State(
         s.epoch, s.owner, s.length, s.digest, known(types.Finish, s.finish_reason), usage, s.cancel_marked,
         s.matched_stop, optional(s, "matched_token"), optional(s, "best_effort_from"),

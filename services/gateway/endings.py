@@ -85,5 +85,8 @@ class Endings:
         record, state = stored.record, stored.state
         if state.finish:
             return
-        epoch = state.epoch if state.owner == self._store.owner else (await self._store.acquire(record)).epoch
-        await self._store.end(record, epoch, finish, Usage(len(record.prompt), state.length))
+        epoch = state.epoch
+        if state.owner != self._store.owner:
+            epoch, state = await self._store.acquire(record)
+        usage = state.usage._replace(prompt_tokens=len(record.prompt), completion_tokens=state.length)
+        await self._store.end(record, epoch, finish, usage)

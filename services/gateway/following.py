@@ -133,6 +133,7 @@ class Following:
             end = growth.offset + len(growth.tokens)
             raise lost_suffix(session.id, end, after, end, growth.digest)
         session.tokens.extend(growth.tokens)
+        session.notes.extend(growth.notes)
         session.acked, session.acked_digest = len(session.tokens), after
         self._grown_at = asyncio.get_running_loop().time()
         if growth.state is not None:
@@ -164,7 +165,7 @@ class Following:
     async def _try(self, *, forced: bool = False, lost: bool = False) -> bool:
         session = self.session
         state = State(length=len(session.tokens), digest=session.acked_digest, epoch=self._epoch)
-        taken = await self._take(Stored(self._record, state, session.tokens), forced=forced, lost=lost)
+        taken = await self._take(Stored(self._record, state, session.tokens, session.notes), forced=forced, lost=lost)
         if taken is None:
             return False
         self._move(session, taken)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hedgerow.errors import HedgerowError
 from services.gateway.types import Finish, Mode, Record, Trace
 
 ENTRY_TOKENS = 16_384  # most tokens of one entry of an append
+ENTRY_VIEW = 1 << 19  # bytes of statistics that entries are joined up to, exceeded by no step alone
 
 
 class AppendStatus(enum.IntEnum):
@@ -69,6 +71,23 @@ class Timings(NamedTuple):
     step_end_unix_ns: int = 0
 
 
+@dataclass
+class Note:
+    """Statistics of one step, for readers who asked. `end` is the offset after the step's tokens, at least one.
+    `commit_ns` is not known before the store has answered, and never from what is read there.
+    """
+
+    end: int
+    stats: StepStats
+    timings: Timings
+    commit_ns: int = 0
+
+    @property
+    def size(self) -> int:
+        """An upper bound on its bytes in an append."""
+        return 192 + 10 * len(self.stats.tree_tokens)
+
+
 class Start(NamedTuple):
     """One attachment of a session to a verifier."""
 
@@ -120,19 +139,26 @@ class Append(NamedTuple):
     before: bytes
     after: bytes
     end: End | None = None
-    steps: Sequence[StepStats] = ()
+    notes: Sequence[Note] = ()
     best_effort_from: int | None = None
+    spent: Usage | None = None
+    """What the session has cost with these tokens."""
 
     def joined(self, later: Append) -> Append:
         """This and the next append of the same session as one."""
         assert (later.session_id, later.offset) == (self.session_id, self.offset + len(self.tokens))
-        tokens, steps = (*self.tokens, *later.tokens), (*self.steps, *later.steps)
-        changed = later.best_effort_from
-        return self._replace(tokens=tokens, after=later.after, end=later.end, steps=steps, best_effort_from=changed)
+        return self._replace(
+            tokens=(*self.tokens, *later.tokens),
+            after=later.after,
+            end=later.end,
+            notes=(*self.notes, *later.notes),
+            best_effort_from=later.best_effort_from,
+            spent=None if later.end else later.spent or self.spent,
+        )
 
 
 class State(NamedTuple):
-    """What the store holds of a session."""
+    """What the store holds of a session. `usage` of one that runs is known where it was read or a lease granted."""
 
     epoch: int = 0
     owner: bytes = b""
@@ -167,6 +193,8 @@ class Stored(NamedTuple):
     record: Record
     state: State
     tokens: Sequence[int]
+    notes: Sequence[Note] = ()
+    """Of the steps that end with one of the tokens."""
 
 
 class Granted(NamedTuple):
@@ -214,3 +242,4 @@ class Growth(NamedTuple):
     tokens: Sequence[int]
     digest: bytes  # after them
     state: State | None
+    notes: Sequence[Note] = ()

@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hedgerow.errors import InvariantViolation
-from services.gateway.messages import ENTRY_TOKENS, Append, Appended, AppendStatus
+from services.gateway.messages import ENTRY_TOKENS, ENTRY_VIEW, Append, Appended, AppendStatus
 
 MESSAGE_ENTRIES, MESSAGE_BYTES = 1024, 8 << 20  # of one message; the bytes are exceeded by less than one entry
-ENTRY_VIEW = 1 << 19  # bytes of statistics up to which entries are joined; ENTRY_TOKENS are the tokens
 FIRST_RETRY, LAST_RETRY = 0.05, 0.5  # seconds until what was UNAVAILABLE is sent again
 
 
@@ -182,7 +181,7 @@ def _joined(line: _Line) -> Append:
 
 def _view(entry: Append) -> int:
     """An upper bound on the bytes of an entry's statistics."""
-    return sum(64 + 10 * len(step.tree_tokens) for step in entry.steps)
+    return sum(note.size for note in entry.notes)
 
 
 def _covers(answered: Append, entry: Append) -> bool:

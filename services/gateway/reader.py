@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from hedgerow import digest
 from hedgerow.errors import HedgerowError, LostSuffix
-from services.gateway.session import Note, Session
+from services.gateway.messages import Note
+from services.gateway.session import Session
 
 # A reader that comes late or reads slowly is given this many tokens at a time.
 PIECE_TOKENS = 4096

@@ -10,8 +10,9 @@ Nothing here does I/O or waits: methods take what happened and give what is to b
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,8 +20,10 @@ from hedgerow import digest
 from hedgerow.errors import Fenced, HedgerowError, InvariantViolation
 from services.gateway.messages import (
     ENTRY_TOKENS,
+    ENTRY_VIEW,
     Append,
     End,
+    Note,
     State,
     StepStats,
     Stored,
@@ -49,16 +52,6 @@ class Gap(Exception):
     """An update is ahead of what came before it."""
 
 
-@dataclass
-class Note:
-    """Statistics of one step, for readers who asked. `end` is the offset after the step's tokens."""
-
-    end: int
-    stats: StepStats
-    timings: Timings
-    commit_ns: int = 0
-
-
 class _Unacked(NamedTuple):
     """An append on its way to the store."""
 
@@ -70,7 +63,8 @@ class _Unacked(NamedTuple):
 
 
 class Session:
-    """One durable generation. `end` is set when the end is decided, `done` when the store has it or there is no hope.
+    """One durable generation, begun here under `epoch` unless it is `restored`. `end` is set when the end is decided,
+    `done` when the store has it or there is no hope.
 
     `error`, where set, is what readers get in place of an end.
     """
@@ -78,7 +72,7 @@ class Session:
     def __init__(self, record: Record, epoch: int = 0, options: Options = Options()) -> None:
         self.record, self.epoch, self.options = record, epoch, options
         self.id = record.session_id
-        self.attempt = 0
+        self.attempt, self._begun = 0, epoch
         self.tokens = array("I")
         self.first_digest = self.digest = self.acked_digest = digest.first(record.session_id, record.prompt)
         self.acked = 0
@@ -105,7 +99,10 @@ class Session:
     @classmethod
     def restored(cls, stored: Stored, epoch: int, options: Options = Options()) -> Session:
         """A session with all that the store has of it in place, to be gone on with under a new lease."""
-        session = cls(stored.record, epoch, options)
+        session, spent = cls(stored.record, epoch, options), stored.state.usage
+        session._begun, session.notes = 0, list(stored.notes)
+        session._steps, session._draft_tokens = spent.steps, spent.draft_tokens
+        session._accepted = spent.accepted_draft_tokens
         session.tokens.extend(stored.tokens)
         session.acked = session.told = len(session.tokens)
         session.digest = session.acked_digest = stored.state.digest
@@ -139,11 +136,11 @@ class Session:
         self.error, self.timings = update.error, update.timings
         end = None
         if update.finish:
-            # A verifier counts from its own attach on; over several attempts only this gateway's count is whole.
-            told = update.usage if (self.epoch, self.attempt) == (1, 1) else None
+            # A verifier counts from its own attach on; over several attempts only what gateways count is whole.
+            told = update.usage if (self.epoch, self.attempt) == (self._begun, 1) else None
             usage = told or self.usage(len(self.tokens) + len(fresh))
             end = End(update.finish, usage, update.matched_stop, update.matched_token)
-        stats = update.stats if self.options.return_steps else None
+        stats = update.stats if self.options.return_steps and fresh else None
         note = Note(len(self.tokens) + len(fresh), stats, timings) if stats else None
         return self._append(fresh, end, note, now_ns)
 
@@ -166,13 +163,18 @@ class Session:
 
     def again(self, offset: int) -> list[Append]:
         """Everything from `offset` on, the end included, to be appended again in entries of bounded size."""
-        appends, before = list[Append](), self.digest_at(offset)
-        for begin in range(offset, max(len(self.tokens), offset + 1), ENTRY_TOKENS):
-            fresh = self.tokens[begin : begin + ENTRY_TOKENS]
-            appends.append(self._entry(begin, fresh, before, before := digest.extend(before, fresh)))
+        appends, before, begin = list[Append](), self.digest_at(offset), offset
+        for end, notes in self._portions(offset):
+            fresh = self.tokens[begin:end]
+            entry = self._entry(begin, fresh, before, before := digest.extend(before, fresh))
+            appends.append(entry._replace(notes=notes))
+            begin = end
         if self.end is not None:
-            appends[-1] = appends[-1]._replace(end=self.end)
-        return [append for append in appends if append.tokens or append.end]
+            last = appends.pop() if appends else self._entry(offset, (), before, before)
+            appends.append(last._replace(end=self.end))
+        elif appends:
+            appends[-1] = appends[-1]._replace(spent=self.usage(len(self.tokens)))
+        return appends
 
     def acknowledge(self, state: State, now_ns: int) -> None:
         """The store has everything below `state.length`, and the end if it says so; readers may see it."""
@@ -204,7 +206,7 @@ class Session:
     @property
     def is_new(self) -> bool:
         """Whether nothing has come of it yet."""
-        return self.epoch == 1 and not self.tokens and not self.moved
+        return self.epoch == self._begun and not self.tokens and not self.moved
 
     @property
     def settled(self) -> bool:
@@ -218,7 +220,7 @@ class Session:
         self._stop()
 
     def usage(self, completion_tokens: int) -> Usage:
-        """What the session cost as far as this gateway saw it."""
+        """What the session cost, here and at the gateways before, as far as those told the store."""
         prompt = len(self.record.prompt)
         return Usage(prompt, completion_tokens, 0, self._steps, self._draft_tokens, self._accepted)
 
@@ -235,8 +237,23 @@ class Session:
         if note:
             self.notes.append(note)
         self._unacked.append(_Unacked(len(self.tokens), self.digest, end is not None, now_ns, note))
-        steps = (note.stats,) if note else ()
-        return self._entry(offset, fresh, before, self.digest)._replace(end=end, steps=steps)
+        notes = (note,) if note else ()
+        spent = self.usage(len(self.tokens)) if fresh and end is None else None
+        return self._entry(offset, fresh, before, self.digest)._replace(end=end, notes=notes, spent=spent)
+
+    def _portions(self, begin: int) -> Iterator[tuple[int, Sequence[Note]]]:
+        """The ends of entries of bounded size from `begin` on, and the notes of each."""
+        notes, total = self.notes, len(self.tokens)
+        at = bisect_right(notes, begin, key=lambda note: note.end)
+        while begin < total:
+            begin, first, size = min(begin + ENTRY_TOKENS, total), at, 0
+            while at < len(notes) and notes[at].end <= begin:
+                size += notes[at].size
+                if size > ENTRY_VIEW and at > first:
+                    begin = notes[at - 1].end
+                    break
+                at += 1
+            yield begin, notes[first:at]
 
     def _entry(self, offset: int, tokens: Sequence[int], before: bytes, after: bytes) -> Append:
         best_effort_from = self.best_effort_from

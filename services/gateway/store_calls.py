@@ -76,7 +76,14 @@ class StoreCalls:
     async def get(self, session_id: str, from_offset: int = 0) -> Stored:
         """Read a session. Raises NotFound."""
         request = kv.KvStoreServiceGetSessionRequest(session_id=session_id, from_offset=from_offset)
-        return convert_store.stored(await self._ask("GetSession", request))
+        answer = await self._ask("GetSession", request)
+        stored, notes = convert_store.stored(answer), convert_store.notes(answer.steps)
+        while answer.more_steps_from:
+            request.from_offset = answer.more_steps_from
+            answer = await self._ask("GetSession", request)
+            notes += convert_store.notes(answer.steps)
+        end = from_offset + len(stored.tokens)  # the log may have grown between two answers
+        return stored._replace(notes=[note for note in notes if note.end <= end])
 
     async def mark_cancel(self, session_id: str) -> bool:
         """Ask whoever owns the session to end it; False: it had ended. Raises NotFound."""

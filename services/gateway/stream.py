@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 
 from hedgerow.errors import DeadlineExceeded, InvalidRequest, LostSuffix
 from services.gateway.detokenizer import Detokenizer
-from services.gateway.messages import End, Timings
+from services.gateway.messages import End, Note, Timings
 from services.gateway.position import START, Position
 from services.gateway.reader import PIECE_TOKENS, Piece, Reader
-from services.gateway.session import Note, Session
+from services.gateway.session import Session
 from services.gateway.transcript import Transcript
 from services.gateway.types import Mode, Record
 

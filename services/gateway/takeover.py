@@ -131,11 +131,12 @@ class TakeOver:
         """All that the store has: nobody else can append now."""
         state, have = granted.state, len(known.tokens)
         if (state.length, state.digest) == (have, known.state.digest):
-            return Stored(known.record, state, known.tokens)
+            return known._replace(state=state)
         if state.length > have:
-            more = (await self._store.get(known.record.session_id, have)).tokens
-            if digest.extend(known.state.digest, more) == state.digest:
-                return Stored(known.record, state, [*known.tokens, *more])
+            more = await self._store.get(known.record.session_id, have)
+            if digest.extend(known.state.digest, more.tokens) == state.digest:
+                tokens, notes = [*known.tokens, *more.tokens], [*known.notes, *more.notes]
+                return Stored(known.record, state, tokens, notes)
         return await self._store.get(known.record.session_id)
 
     def _begin(self, stored: Stored, epoch: int, trace: Trace) -> Session:

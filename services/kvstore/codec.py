@@ -24,7 +24,8 @@ def pack_entry(entry: Entry) -> bytes:
     lease, marks = entry.lease, (entry.lease.owner, entry.birth, entry.before, entry.after)
     fixed = _ENTRY.pack(lease.epoch, entry.offset, inexact, entry.finish, *marks)
     parts = [fixed]
-    for text in (entry.tokens, entry.digests, entry.usage, entry.matched_stop.encode(), token, entry.view):
+    stop = entry.matched_stop.encode()
+    for text in (entry.tokens, entry.digests, entry.usage, stop, token, entry.view, entry.spent):
         parts += (_LENGTH.pack(len(text)), text)
     return b"".join(parts)
 
@@ -56,8 +57,9 @@ def unpack_chunks(raw: Sequence[bytes | Sequence[bytes]], from_offset: int) -> l
         offset, tokens, digest = int(entry_id.partition(b"-")[0]) - 1, fields[1], fields[3]
         assert isinstance(tokens, bytes)
         assert isinstance(digest, bytes)
-        skipped = max(0, from_offset - offset)
-        chunks.append(Chunk(offset + skipped, tokens[4 * skipped :], digest))
+        skipped, view = max(0, from_offset - offset), fields[5] if len(fields) > 5 else b""
+        assert isinstance(view, bytes)
+        chunks.append(Chunk(offset + skipped, tokens[4 * skipped :], digest, view))
     return chunks
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.v1 import common_pb2, kvstore_pb2
+from services.kvstore import convert_view
 from services.kvstore.config import DAY, KvStoreConfig
 from services.kvstore.records import (
     MARK_BYTES,
@@ -179,15 +180,18 @@ def session_response(session: Session, *, state_only: bool) -> kvstore_pb2.KvSto
     if state_only:
         del record.prompt[:]
     tokens = unpack_tokens(b"".join(chunk.tokens for chunk in session.chunks))
-    return kvstore_pb2.KvStoreServiceGetSessionResponse(record=record, state=state(session.state), tokens=tokens)
+    steps, more = convert_view.session_steps(session)
+    return kvstore_pb2.KvStoreServiceGetSessionResponse(
+        record=record, state=state(session.state), tokens=tokens, steps=steps, more_steps_from=more
+    )
 
 
 def tail_response(growth: Growth) -> kvstore_pb2.TailResponse:
     """Tokens as they came, and the state with the last."""
-    chunk = growth.chunk
+    chunk, steps = growth.chunk, convert_view.steps(growth.parts)
     final = state(growth.final) if growth.final is not None else None
     return kvstore_pb2.TailResponse(
-        offset=chunk.offset, tokens=unpack_tokens(chunk.tokens), digest=chunk.digest, state=final
+        offset=chunk.offset, tokens=unpack_tokens(chunk.tokens), digest=chunk.digest, state=final, steps=steps
     )
 
 
@@ -259,9 +263,10 @@ def _entry(wire: kvstore_pb2.AppendEntry, config: KvStoreConfig) -> Entry:
     before, after = mark("digest_before", wire.digest_before), mark("digest_after", wire.digest_after)
     _checked("digest_after", after, count > 0 or after == before, "equal to digest_before without tokens")
     _checked("usage", "set", finish != 0 or not wire.HasField("usage"), "only with a finish_reason")
+    _checked("spent", "set", finish == 0 or not wire.HasField("spent"), "only without a finish_reason")
     _ranged("matched_stop", len(wire.matched_stop.encode()), 0, MOST_STOP_BYTES, "bytes")
-    view = _view(wire)
-    _ranged("logprobs and steps", len(view), 0, config.max_view_bytes, "bytes")
+    view = convert_view.packed(wire)
+    _ranged("logprobs and committed_steps", len(view), 0, config.max_view_bytes, "bytes")
     return Entry(
         session_id(wire.session_id),
         lease(wire.lease),
@@ -277,14 +282,8 @@ def _entry(wire: kvstore_pb2.AppendEntry, config: KvStoreConfig) -> Entry:
         view,
         _token_digests(wire, after),
         offset("best_effort_from", wire.best_effort_from) if wire.HasField("best_effort_from") else None,
+        wire.spent.SerializeToString() if wire.HasField("spent") else b"",
     )
-
-
-def _view(wire: kvstore_pb2.AppendEntry) -> bytes:
-    """What the client asked to see, as an AppendEntry that has nothing else."""
-    if not wire.logprobs and not wire.steps:
-        return b""
-    return kvstore_pb2.AppendEntry(logprobs=wire.logprobs, steps=wire.steps).SerializeToString()
 
 
 def _token_digests(wire: kvstore_pb2.AppendEntry, after: bytes) -> bytes:

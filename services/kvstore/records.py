@@ -55,7 +55,7 @@ class State(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One session's append. `tokens` are uint32 little-endian; `usage` and `view` are opaque here.
+    """One session's append. `tokens` are uint32 little-endian; `usage`, `spent` and `view` are opaque here.
 
     `digests` are the digests after each token, joined, or empty. An entry without tokens and without a finish
     renews the session's lifetime.
@@ -75,6 +75,7 @@ class Entry(NamedTuple):
     view: bytes = b""
     digests: bytes = b""
     best_effort_from: int | None = None
+    spent: bytes = b""
 
 
 class Answer(NamedTuple):
@@ -124,11 +125,14 @@ class Abandoned(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Committed tokens (uint32 little-endian) from `offset` on, and the digest after them."""
+    """Committed tokens (uint32 little-endian) from `offset` on, and the digest after them. `view` is opaque here, and
+    may be of tokens before `offset` as well.
+    """
 
     offset: int
     tokens: bytes
     digest: bytes
+    view: bytes = b""
 
     @property
     def end(self) -> int:

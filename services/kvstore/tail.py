@@ -16,13 +16,18 @@ from services.kvstore.store import Store
 
 MOST_CHUNKS = 1024
 """Chunks that one read takes at most."""
+MOST_VIEW = 4 << 20
+"""Bytes of views of one answer, exceeded by those of one chunk at most."""
 
 
 class Growth(NamedTuple):
-    """Tokens in order, and the session's state with the last of them (None: more may come)."""
+    """Tokens in order, and the session's state with the last of them (None: more may come). `parts` are the chunks that
+    are joined in `chunk`.
+    """
 
     chunk: Chunk
     final: State | None
+    parts: Sequence[Chunk] = ()
 
 
 class Followers:
@@ -44,16 +49,17 @@ class Followers:
         """
         while True:
             known = await self.store.read(session_id, offset, chunks=MOST_CHUNKS)
-            state, chunk = known.state, _joined(known.chunks, offset)
+            parts = bounded(known.chunks)
+            state, chunk = known.state, _joined(parts, offset)
             if offset < state.length and not chunk.tokens:
                 raise errors.InvariantViolation(f"session {session_id}: the log has no offset {offset}")
             ended = state.finish != 0 and chunk.end >= state.length
             if ended:
                 last = chunk if chunk.tokens else Chunk(state.length, b"", state.digest)
-                yield Growth(last, state)
+                yield Growth(last, state, parts)
                 return
             if chunk.tokens:
-                yield Growth(chunk, None)
+                yield Growth(chunk, None, parts)
                 offset = chunk.end
             if offset >= state.length:
                 await self._changed(session_id, state)
@@ -102,6 +108,16 @@ class Followers:
             for waiter in self._waiting.pop(session_id):
                 if not waiter.done():
                     waiter.set_exception(error)
+
+
+def bounded(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+    """The first of them whose views are no more than one answer may have; at least one."""
+    size = 0
+    for i, chunk in enumerate(chunks):
+        size += len(chunk.view)
+        if size > MOST_VIEW and i:
+            return chunks[:i]
+    return chunks
 
 
 def _joined(chunks: Sequence[Chunk], offset: int) -> Chunk:

@@ -102,7 +102,7 @@ def test_services_do_not_import_transformers() -> None:
 
 def test_grpc_and_protobuf_stay_at_the_edge() -> None:
     edge = re.compile(
-        r"services/\w+/(servicer|convert|convert_store|peers|store_peer|store_calls)\.py"
+        r"services/\w+/(servicer|convert|convert_store|convert_view|peers|store_peer|store_calls)\.py"
         r"|hedgerow/rpc/\w+\.py|hedgerow/client/\w+\.py"
     )
     inside = [

@@ -23,6 +23,7 @@ async def gateway(kvstore: Service) -> AsyncIterator[Gateway]:  # noqa: F811
         yield connected
 
 
+LARGE = pb.CommittedStep(stats=common_pb2.StepStats(tree_tokens=[2**31] * 250_000))
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("session_id", {"session_id": "a{b}"}, "1 to 128 of"),
     ("session_id", {"session_id": "x" * 129}, "1 to 128 of"),
@@ -39,7 +40,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("matched_stop", {"matched_stop": "x" * 257}, "in [0, 256] bytes"),
     ("token_digests", {"token_digests": [bytes(16)]}, "none or 2, as tokens"),
     ("token_digests[0]", {"token_digests": [b"x", b"y"]}, "exactly 16 bytes"),
-    ("logprobs and steps", {"steps": [common_pb2.StepStats(tree_tokens=[2**31] * 250_000)]}, "in [0, 1048576] bytes"),
+    ("spent", {"spent": common_pb2.Usage(steps=1), "finish_reason": 1}, "only without a finish_reason"),
+    ("logprobs and committed_steps", {"committed_steps": [LARGE]}, "in [0, 1048576] bytes"),
 ]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hedgerow.engine.types import Finish
-from hedgerow.v1 import kvstore_pb2
+from hedgerow.v1 import common_pb2, kvstore_pb2
 from services.kvstore import codec
 from services.kvstore.scripts import Script
 from tests.simulation.clocks import EPOCH
@@ -47,6 +47,8 @@ class Log(NamedTuple):
     digest: bytes
     chunks: int
     inexact_from: float
+    steps: int  # that it cost, of all gateways together
+    billed: int  # tokens that its usage names
 
 
 class Checker:
@@ -122,9 +124,11 @@ class Checker:
         tokens = struct.unpack(f"<{len(packed) // 4}I", packed)
         if int(stored[b"length"]) != len(tokens):
             self.fail(f"{key!r} says length {stored[b'length']!r} and has {len(tokens)} tokens")
+        usage = common_pb2.Usage.FromString(stored[b"usage"] or stored.get(b"spent", b""))
         return Log(
             int(stored[b"epoch"]), stored[b"owner"], stored[b"birth"], int(stored[b"finish"]), tokens,
             stored[b"digest"], len(chunks), float(stored.get(b"best_effort_from", math.inf)),
+            usage.steps, usage.completion_tokens,
         )  # fmt: skip
 
     def _known(self, session_id: str, key: bytes) -> Known:
@@ -185,6 +189,8 @@ class Checker:
         end = known.end_of(now.tokens)
         if end and now.finish == 0:
             self.fail(f"{who}: the last token is committed without its finish")
+        if now.steps < seen.steps or (now.finish and not now.steps <= length == now.billed):
+            self.fail(f"{who}: {seen.steps} steps became {now.steps} at {length}, of {now.billed} tokens")
         known.short |= bool(now.finish) and length < known.released
         times = self._times.get(known.session_id, [])
         if length > len(times):
@@ -209,6 +215,35 @@ class Checker:
             reason = view.finished.reason.value
             if log is not None and (Finish(log.finish).name.lower(), log.tokens) != (reason, tuple(view.tokens)):
                 self.fail(f"{view.name}: ended with {reason} at {len(view.tokens)}, the log says {log}")
+        for view in views:
+            if view.started is not None:
+                self._statistics(view, key_of(view.started.session_id))
+
+    def _statistics(self, view: Any, key: bytes) -> None:
+        """Those of a stream are those of its tokens in the log, whoever gave it and whenever."""
+        stored = self._memory.value(key)
+        if not stored:
+            return
+        steps = self._steps(key)
+        if steps and not kvstore_pb2.SessionRecord.FromString(stored[b"record"]).return_steps:
+            self.fail(f"{view.name}: nobody asked for statistics, and {len(steps)} are stored")
+        shown = [step for end, step in steps if view.begin < end <= len(view.tokens)]
+        came = [(s.step_id, s.tree_nodes, s.accepted, s.emitted) for s in view.steps]
+        if came != shown:
+            self.fail(f"{view.name}: the steps {came} came with tokens {view.begin} to {len(view.tokens)} of {steps}")
+        if view.finished is not None and not len(steps) <= view.finished.usage.steps <= len(view.tokens):
+            self.fail(f"{view.name}: {view.finished.usage} of {len(steps)} steps and {len(view.tokens)} tokens")
+
+    def _steps(self, key: bytes) -> list[tuple[int, tuple[int, ...]]]:
+        """The stored steps of a session, each behind its end."""
+        found = list[tuple[int, tuple[int, ...]]]()
+        for (at, _), fields in self._memory.value(key[: -len(RECORD)] + b":log") or []:
+            begin, end = at - 1, at - 1 + len(fields[1]) // 4
+            for step in kvstore_pb2.AppendEntry.FromString(b"".join(fields[5:6])).committed_steps:
+                if begin < step.end <= end:
+                    s = step.stats
+                    found.append((step.end, (s.step_id, s.tree_nodes, s.accepted, s.emitted)))
+        return found
 
     # The gateway's lips.
 

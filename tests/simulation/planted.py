@@ -111,7 +111,7 @@ def finish_in_a_separate_call(folder: Path) -> Iterator[None]:
         for entry in entries:
             if entry.end is not None and entry.tokens:
                 end = entry.offset + len(entry.tokens)
-                last = entry._replace(offset=end, tokens=(), before=entry.after, steps=())
+                last = entry._replace(offset=end, tokens=(), before=entry.after, notes=())
                 shipped(box, [entry._replace(end=None), last])
             else:
                 shipped(box, [entry])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hedgerow.client import Chunk, Finished, Started
+from hedgerow.client import Chunk, Finished, Started, Step
 from hedgerow.errors import HedgerowError
 from tests.simulation.checker import Checker
 from tests.simulation.known import Known
@@ -20,7 +20,9 @@ class View:
         self.started: Started | None = None
         self.finished: Finished | None = None
         self.error: HedgerowError | None = None
+        self.begin = 0  # the offset from which it was read
         self.tokens: list[int] = []
+        self.steps: list[Step] = []
         self.text = ""
         self.stream: Any = None
         self.left = False
@@ -56,6 +58,7 @@ class View:
         if event.text_offset != len(self.text.encode()):
             fail(f"{self.name}: text at {event.text_offset}, expected {len(self.text.encode())}")
         self.tokens += event.tokens
+        self.steps += event.steps
         self.text += event.text
         if not known.has_been(tuple(self.tokens)):
             fail(f"{self.name}: {self.tokens} was never the log, which was {known.logs}")

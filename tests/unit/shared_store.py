@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hedgerow import digest
 from hedgerow.errors import Fenced, SessionUnknown, Unavailable
 from services.gateway.leases import Leases
-from services.gateway.messages import Append, Created, Expired, ExpiredPage, Granted, Growth, State, Stored, Usage
+from services.gateway.messages import Append, Created, Expired, ExpiredPage, Granted, Growth, Note, State, Stored, Usage
 from services.gateway.types import Finish, Record
 
 NOBODY = bytes(16)
@@ -23,6 +23,11 @@ class Kept:
     state: State
     tokens: list[int] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    notes: list[Note] = field(default_factory=list)
+
+    def steps(self, begin: int) -> list[Note]:
+        """The statistics behind an offset."""
+        return [note for note in self.notes if begin < note.end <= len(self.tokens)]
 
     def grow(self, tokens: Sequence[int], **state: object) -> None:
         """Its owner appends."""
@@ -111,7 +116,7 @@ class SharedStoreView:
 
     async def get(self, session_id: str, from_offset: int = 0) -> Stored:
         kept = self.store.found(session_id)
-        return Stored(kept.record, kept.state, kept.tokens[from_offset:])
+        return Stored(kept.record, kept.state, kept.tokens[from_offset:], kept.steps(from_offset))
 
     async def acquire(
         self, record: Record, *, floor: int = 0, repair: bool = False, only_expired: bool = True
@@ -170,8 +175,9 @@ class SharedStoreView:
                 kept = self.store.found(session_id)
                 state, fresh = kept.state, kept.tokens[offset:]
                 if fresh or (state.finish and offset >= state.length):
+                    notes = kept.steps(offset)
                     offset += len(fresh)
-                    yield Growth(offset - len(fresh), fresh, state.digest, state if state.finish else None)
+                    yield Growth(offset - len(fresh), fresh, state.digest, state if state.finish else None, notes)
                 else:
                     await kept.changed.wait()
         finally:

@@ -10,8 +10,20 @@ import pytest
 
 from hedgerow import digest
 from hedgerow.errors import InvariantViolation, Unavailable
-from services.gateway.messages import Append, Appended, AppendStatus, End, State, StepStats, Update, Usage
-from services.gateway.outbox import ENTRY_TOKENS, ENTRY_VIEW, LAST_RETRY, MESSAGE_BYTES, MESSAGE_ENTRIES, Outbox
+from services.gateway.messages import (
+    ENTRY_VIEW,
+    Append,
+    Appended,
+    AppendStatus,
+    End,
+    Note,
+    State,
+    StepStats,
+    Timings,
+    Update,
+    Usage,
+)
+from services.gateway.outbox import ENTRY_TOKENS, LAST_RETRY, MESSAGE_BYTES, MESSAGE_ENTRIES, Outbox
 from services.gateway.session import Session
 from services.gateway.store_peer import IN_FLIGHT
 from services.gateway.types import Finish
@@ -195,18 +207,21 @@ def test_waits_between_tries_grow_to_a_bound_and_are_not_in_step() -> None:
 def test_a_message_is_bounded_in_bytes_and_entries_and_loses_nothing() -> None:
     """Steps with trees of many sessions, joined while the store was away, could pass the limit of a message."""
     outbox = Outbox(PATIENCE, Clock())
-    view = (StepStats(1, 63, 4096, 0, 1, 1, 64, range(4096), range(4096)),)
+    stats = StepStats(1, 63, 4096, 0, 1, 1, 64, range(4096), range(4096))
+    size = Note(1, stats, Timings()).size
     for offset in range(40):
-        outbox.add([entry(f"s{i}", offset, [i], steps=view) for i in range(16)])
+        notes = (Note(offset + 1, stats, Timings()),)
+        outbox.add([entry(f"s{i}", offset, [i], notes=notes) for i in range(16)])
     outbox.add([entry(f"t{i}", 0, [i]) for i in range(MESSAGE_ENTRIES + 5)])
     seen: dict[str, int] = {}
     while message := outbox.take():
         assert len(message) <= MESSAGE_ENTRIES
-        assert sum(len(e.steps) * 40_960 for e in message) <= MESSAGE_BYTES + ENTRY_VIEW
+        assert sum(len(e.notes) * size for e in message) <= MESSAGE_BYTES + ENTRY_VIEW
         assert len({e.session_id for e in message}) == len(message)
         for e in message:
-            assert len(e.steps) * 40_960 <= ENTRY_VIEW
+            assert len(e.notes) * size <= ENTRY_VIEW
             assert e.offset == seen.get(e.session_id, 0)
+            assert [note.end for note in e.notes] == [e.offset + i + 1 for i in range(len(e.notes))]
             seen[e.session_id] = e.offset + len(e.tokens)
     assert seen == {f"s{i}": 40 for i in range(16)} | {f"t{i}": 1 for i in range(MESSAGE_ENTRIES + 5)}
     outbox.add([entry("long", 0, range(ENTRY_TOKENS)), entry("long", ENTRY_TOKENS, [1])])

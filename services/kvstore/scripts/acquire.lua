@@ -9,4 +9,4 @@ if expected and expected ~= session.epoch then return answer(RACED, session) end
 session.epoch, session.owner = math.max(session.epoch, floor) + 1, owner
 redis.call('HSET', KEYS[1], 'epoch', string.format('%.0f', session.epoch), 'owner', owner)
 keep_alive(session)
-return answer(OK, session)
+return answer(OK, with_spent(session))

@@ -3,7 +3,7 @@
 -- ARGV[1]: one packed entry (services/kvstore/codec.py).
 local epoch, offset, best_effort_from, finish, owner, birth, before, after, at =
   struct.unpack('<I8I4I4Bc16c16c16c16', ARGV[1])
-local tokens, digests, usage, stop, token, view = struct.unpack('<I4c0I4c0I4c0I4c0I4c0I4c0', ARGV[1], at)
+local tokens, digests, usage, stop, token, view, spent = struct.unpack('<I4c0I4c0I4c0I4c0I4c0I4c0I4c0', ARGV[1], at)
 local last = offset + #tokens / 4
 
 local function chunk(entry)
@@ -79,10 +79,11 @@ local before_length, runs = session.length, session.finish == 0
 local changes = {}
 if last > before_length then
   local chunk = { 'tokens', string.sub(tokens, (before_length - offset) * 4 + 1), 'digest', after }
-  if #view > 0 then chunk[5], chunk[6], chunk[7], chunk[8] = 'view', view, 'view_offset', offset end
+  if #view > 0 then chunk[5], chunk[6] = 'view', view end
   redis.call('XADD', KEYS[2], (before_length + 1) .. '-0', unpack(chunk))
   session.length, session.digest = last, after
   changes = { 'length', last, 'digest', after }
+  if #spent > 0 then changes[5], changes[6] = 'spent', spent end
 end
 if finish ~= 0 and runs then
   session.finish, session.usage, session.matched_stop, session.matched_token = finish, usage, stop, token

@@ -2,10 +2,11 @@
 --
 -- KEYS, all of one hash tag:
 --   1  record  hash: what load_session reads, and `record`, the part that never changes; `detach` and `deadline` are
---              its, for brief.lua. Integers are decimal text, ids and digests 16 raw bytes. A field that came later may
---              be missing.
+--              its, for brief.lua; `spent` is its usage so far. Integers are decimal text, ids and digests 16 raw
+--              bytes. A field that came later may be missing.
 --   2  log     stream: one entry a chunk, its id is "<offset + 1>-0", so a chunk is found by any offset in it.
---              tokens (uint32, little-endian), digest (after them), view (what the client asked to see), view_offset
+--              tokens (uint32, little-endian), digest (after them), view (what the client asked to see; also of tokens
+--              before these, where an append was repeated together with a later one)
 --   3  mark    "live" or "deleted"; it outlives the record, so a missing record with a live mark has expired, and one
 --              with no mark was never there or was lost.
 local OK, FENCED, GAP, MISMATCH, CONFLICT, FINISHED, GONE, FORGOTTEN = 1, 2, 3, 4, 5, 6, 8, 9
@@ -56,4 +57,10 @@ local function answer(status, session)
   return struct.pack('<BI8I4BBc16c16I4I4I4I4', status, s.epoch, s.length, s.finish, s.cancel, s.owner, s.digest,
     s.best_effort_from or NOWHERE, #s.usage, #s.matched_stop, #s.matched_token)
     .. s.usage .. s.matched_stop .. s.matched_token
+end
+
+-- With what it has cost so far, for whoever reads it or goes on with it. Appends do not ask: it would be in every answer.
+local function with_spent(session)
+  if session.finish == 0 then session.usage = redis.call('HGET', KEYS[1], 'spent') or '' end
+  return session
 end
