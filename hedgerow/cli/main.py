@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 from hedgerow import __version__
-from hedgerow.cli import chat, generate, models, options, sessions, status, tokenize, up
+from hedgerow.cli import chat, generate, models, options, sessions, status, tokenize, up, weights
 from hedgerow.cli.command import FAILED, INTERRUPTED, NOBODY_THERE, TERMINATED, Command, say, status_of
 from hedgerow.cli.evaluation import command as evaluation
 from hedgerow.cli.show import BrokenOff, how_to_go_on
@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     up_parser = commands.add_parser("up", help="start the whole stack on this machine")
     up.add_arguments(up_parser)
     up_parser.set_defaults(run=up.run)
+    weights.add_commands(commands)
     for module in (generate, chat, models, tokenize, status, sessions, evaluation):
         for command in module.COMMANDS:
             child = commands.add_parser(command.name, help=command.help, description=command.help)

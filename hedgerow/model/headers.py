@@ -134,10 +134,10 @@ def of_folder(folder: Path, name: str, tensor: str = "", said_in: Path | None = 
     A download cache keeps files beside its snapshots, `snapshots/REVISION/x` -> `blobs/HASH`: such a link is followed.
     """
     said_in = said_in or folder
-    if os.path.basename(name) != name or name in ("", ".", ".."):
+    if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
         raise CheckpointError(said_in, tensor, "a file of this folder", name)
     path = folder / name
-    if not path.is_symlink():
+    if not os.path.islink(path):
         return path
     root, real = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
     blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root

@@ -49,7 +49,7 @@ Watcher = Callable[[Progress], None]
 
 
 class Meter:
-    """Counts bytes, and tells a watcher every other second and at the end."""
+    """Counts bytes, and tells a watcher every other second, and of an end that took longer."""
 
     def __init__(self, total: int, watcher: Watcher | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.total, self.done, self._watcher, self._clock = total, 0, watcher, clock
@@ -59,7 +59,8 @@ class Meter:
         """`count` more bytes are done."""
         self.done += count
         now = self._clock()
-        if self._watcher is not None and (now - self._told >= EVERY or self.done == self.total):
+        due = now - self._told >= EVERY or (self.done == self.total and now - self._began >= EVERY)
+        if self._watcher is not None and due:
             self._told = now
             self._watcher(Progress(self.done, self.total, now - self._began))
 

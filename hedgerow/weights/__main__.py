@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from hedgerow.model.reading import Progress
 from hedgerow.weights.convert import convert, verify
 from hedgerow.weights.published import MINI, MINI_FP8, ONE_LAYER, TRAITS, TRUE, Member, Sizes
 from hedgerow.weights.rehearse import write
+from hedgerow.weights.report import inspect, lines, read_all
 
 FAULTY, REFUSED, INTERRUPTED = 1, 2, 130
 MOST_RANKS = 64
@@ -27,6 +29,9 @@ SIZES = {"mini": MINI, "layer": ONE_LAYER, "true": TRUE}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names in a folder may be of any alphabet, or of none
     args = parser().parse_args(argv)
     try:
         return int(args.run(args))
@@ -47,9 +52,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="hedgerow", description="Checkpoint folders before they are served.")
     commands = top.add_subparsers(dest="command", required=True)
+    add_inspect(commands.add_parser("inspect", help="say what a folder is, what it needs and what is wrong with it"))
     add_convert(commands.add_parser("convert", help="lay a published folder out as one file a rank"))
     add_rehearse(commands.add_parser("rehearse", help="write a folder of a published layout with random weights"))
     return top
+
+
+def add_inspect(p: argparse.ArgumentParser) -> None:
+    """Reads names, sizes and headers; with --verify everything."""
+    p.description = "Says what FOLDER is, what it needs and what is wrong with it. Exit status 1: something is."
+    p.add_argument("folder", type=Path, metavar="FOLDER", help="a checkpoint folder, published or converted")
+    p.add_argument("--ranks", type=int, metavar="N", help="also what keeps N GPUs from sharing it")
+    p.add_argument("--verify", action="store_true", help="read all of it: checksums of a converted folder, or the hash")
+    p.add_argument("--json", action="store_true", help="one JSON object")
+    p.set_defaults(run=run_inspect)
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    if args.ranks is not None and not 1 <= args.ranks <= MOST_RANKS:
+        raise InvalidRequest("--ranks", args.ranks, f"in [1, {MOST_RANKS}]")
+    report = inspect(args.folder, args.ranks)
+    if args.verify and not report.fault_count:
+        read_all(args.folder, report, tell)
+    print(report.as_json() if args.json else "\n".join(lines(report)))
+    return FAULTY if report.fault_count else 0
 
 
 def add_convert(p: argparse.ArgumentParser) -> None:

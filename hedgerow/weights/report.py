@@ -1,0 +1,244 @@
+"""What `hedgerow inspect` finds out about a folder: what it is, what it needs, what is wrong with it.
+
+By names, sizes and headers alone: a folder of 594 GB takes seconds. Everything that is wrong is listed, not the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from hedgerow.errors import InvalidRequest
+from hedgerow.model.config import K2Config
+from hedgerow.model.draft_config import DraftConfig
+from hedgerow.model.fields import Fields
+from hedgerow.model.folder import Stored, divides, faults, parameters, stored
+from hedgerow.model.headers import CheckpointError
+from hedgerow.model.loader import Checkpoint, checkpoint_hash, share_bytes
+from hedgerow.model.manifest import Manifest
+from hedgerow.model.memory import CARDS, USABLE, token
+from hedgerow.model.reading import Watcher
+from hedgerow.model.tensors import Share, last, layer, matrix, tensors
+from hedgerow.weights.convert import verify
+
+RANKS = (1, 2, 4, 8, 16)
+MOST = 1000  # faults that are kept; all are counted
+NEEDED = ("tiktoken.model", "tokenizer_config.json")
+
+
+class Fault(NamedTuple):
+    """What keeps the folder from being served."""
+
+    file: str
+    what: str  # tensor or field; "" where the file itself is at fault
+    found: str
+    needed: str
+
+
+class Need(NamedTuple):
+    """Memory of each of `ranks` ranks."""
+
+    ranks: int
+    weights: int  # bytes
+    cache: Mapping[str, int]  # card -> tokens beside the weights; 0: they do not fit
+
+
+@dataclass
+class Report:
+    """`needs` is empty where the configuration could not be read; `told` are the facts in a person's order."""
+
+    folder: str
+    kind: str = "nothing that can be served"
+    told: dict[str, str] = field(default_factory=dict)
+    needs: list[Need] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    fault_count: int = 0
+    bytes_per_token: int = 0
+
+    def add(self, error: InvalidRequest) -> None:
+        """A fault, by the error that loading would end with."""
+        self.fault_count += 1
+        if len(self.faults) < MOST:
+            file = str(getattr(error, "file", self.folder))
+            what = str(getattr(error, "tensor", getattr(error, "name", "")))
+            self.faults.append(Fault(file, what, repr(error.value), error.limit))
+
+    def as_json(self) -> str:
+        plain: dict[str, Any] = {
+            "folder": self.folder, "kind": self.kind, "facts": self.told, "bytes_per_token": self.bytes_per_token,
+            "needs": [need._asdict() for need in self.needs], "fault_count": self.fault_count,
+            "faults": [fault._asdict() for fault in self.faults], "notes": self.notes,
+        }  # fmt: skip
+        return json.dumps(plain, indent=1)
+
+
+def inspect(folder: Path, ranks: int | None = None) -> Report:
+    """`ranks`: also what keeps so many from sharing it. Raises InvalidRequest where there is no folder."""
+    if not folder.is_dir():
+        raise InvalidRequest("FOLDER", str(folder), "an existing folder")
+    report = Report(str(folder))
+    try:
+        top = Fields.read(folder / "config.json")
+        if top.values.get("architectures") == ["DFlashDraftModel"]:
+            drafter(folder, report)
+        else:
+            target(folder, report, ranks)
+    except InvalidRequest as error:
+        report.add(error)
+    code = sorted(path.name for path in folder.glob("*.py"))
+    if code:
+        report.notes.append(f"{len(code)} files of code in the folder, which are never run: {', '.join(code[:3])}")
+    return report
+
+
+def target(folder: Path, report: Report, ranks: int | None) -> None:
+    c = K2Config.from_folder(folder)
+    manifest = Manifest.read(folder)
+    if manifest is None:
+        found = stored(folder, complain=report.add)
+        shares = {n: share_bytes(found, Share(0, n)) for n in RANKS if shared(c, n)}
+    else:
+        found = stored(folder, Share(0, manifest.ranks))
+        for rank in range(1, manifest.ranks):
+            stored(folder, Share(rank, manifest.ranks))
+        shares = {manifest.ranks: share_bytes(found, Share(0, manifest.ranks))}
+    own_ranks = 1 if manifest is None else manifest.ranks
+    for fault in faults(found, c, ranks or own_ranks):
+        report.add(fault)
+    if manifest is not None and ranks not in (None, own_ranks):
+        report.add(CheckpointError(folder, "", f"files of {ranks} ranks", f"of {own_ranks}"))
+    report.kind = kind(c, found, manifest)
+    report.told |= facts(c, found, manifest)
+    report.bytes_per_token = token(c)
+    report.needs = [Need(n, size, cache(c, size)) for n, size in shares.items()]
+    beside(folder, c, report, found)
+
+
+def shared(c: K2Config, ranks: int) -> bool:
+    """Whether `ranks` ranks can share it: layers of a kind are alike."""
+    ends = [matrix("model.embed_tokens", c.vocab_size, c.hidden_size), *last(c)]
+    numbers = {0, c.num_hidden_layers - 1}
+    return all(divides(w, ranks, "") for part in (ends, *(layer(c, n) for n in numbers)) for w in part)
+
+
+def cache(c: K2Config, weights: int) -> dict[str, int]:
+    """Tokens beside the weights, by card."""
+    return {card.name: max(0, int(card.memory * USABLE) - weights) // token(c) for card in CARDS}
+
+
+def kind(c: K2Config, s: Stored, manifest: Manifest | None) -> str:
+    """Which layout of the family."""
+    if c.fp8:
+        name = "K2-Instruct's layout: matrices in FP8, a scale for each block of 128 x 128"
+    elif not c.int4_experts:
+        name = "a K2 layout without quantisation"
+    elif s.prefix:
+        name = f"K2.5's and K2.6's layout: INT4 experts in groups of 32, names under {s.prefix[:-1]}"
+    else:
+        name = "K2-Thinking's layout: INT4 experts in groups of 32"
+    if manifest is None:
+        return f"a target as published, {name}"
+    return f"a target converted for {manifest.ranks} ranks (order {manifest.order}), {name}"
+
+
+def facts(c: K2Config, s: Stored, manifest: Manifest | None) -> dict[str, str]:
+    weights = sum(parameters(w, "I32" if w.dtypes == ("I32",) else "") for w in tensors(c))
+    files = len({entry.file for entry in s.entries.values()}) if manifest is None else manifest.ranks
+    size = sum(entry.bytes for entry in s.entries.values()) * (1 if manifest is None else manifest.ranks)
+    yarn = f", YaRN factor {c.rope.yarn.factor:g} beta_fast {c.rope.yarn.beta_fast:g}" if c.rope.yarn else ""
+    return {
+        "model": f"{c.num_hidden_layers} layers ({c.first_k_dense_replace} dense), {c.n_routed_experts} experts of "
+        f"{c.moe_intermediate_size}, {c.num_experts_per_tok} a token; hidden {c.hidden_size}, "
+        f"{c.num_attention_heads} heads; {weights / 1e9:.2f} G parameters",
+        "text": f"context {c.max_position_embeddings:,}, vocabulary {c.vocab_size:,}, ends at "
+        f"{', '.join(map(str, c.eos_token_ids)) or 'no token'}{yarn}",
+        "files": f"{files} with {len(s.entries):,} tensors of the text model, {shown(size)}",
+        "cache": f"{token(c):,} bytes a token on every rank",
+    }
+
+
+def shown(size: int) -> str:
+    """Bytes for a person."""
+    return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
+
+
+def beside(folder: Path, c: K2Config, report: Report, s: Stored) -> None:
+    """The tokenizer's files, and tensors that nothing reads."""
+    for name in NEEDED:
+        if not (folder / name).is_file():
+            report.add(CheckpointError(folder / name, "", "the tokenizer's file", "missing"))
+    if not c.eos_token_ids:
+        report.notes.append("neither config.json nor generation_config.json names an end token")
+    known = {s.prefix + w.name for w in tensors(c)}
+    extra = [name for name in s.entries if name not in known]
+    if extra:
+        report.notes.append(f"{len(extra)} tensors that nothing here reads: {', '.join(extra[:3])}")
+
+
+def drafter(folder: Path, report: Report) -> None:
+    """A DFlash folder; what its tensors must be depends on the target, and is compared when both are loaded."""
+    c = DraftConfig.from_folder(folder)
+    found = stored(folder, complain=report.add)
+    report.kind = "a DFlash drafter"
+    size = sum(entry.bytes for entry in found.entries.values())
+    windows = sum(window is not None for window in c.windows)
+    report.told = {
+        "model": f"{c.num_hidden_layers} layers ({windows} sliding), hidden {c.hidden_size}, block {c.block_size}",
+        "target": f"layers {', '.join(map(str, c.target_layer_ids))}, vocabulary {c.vocab_size:,}, mask token "
+        f"{c.mask_token_id}",
+        "files": f"{len({e.file for e in found.entries.values()})} with {len(found.entries):,} tensors, "
+        f"{shown(size)}, on one rank",
+    }
+
+
+def read_all(folder: Path, report: Report, watcher: Watcher | None = None) -> None:
+    """Every byte: a converted folder's checksums; else what the experts' stored shapes say, and the folder's hash."""
+    try:
+        if Manifest.read(folder) is not None:
+            verify(folder, watcher)
+        elif report.needs:
+            check_shapes(folder)
+        report.told["hash"] = checkpoint_hash(folder)
+    except InvalidRequest as error:
+        report.add(error)
+
+
+def check_shapes(folder: Path) -> None:
+    """Raises CheckpointError for the first expert whose stored shape is another than the configuration's."""
+    c, checkpoint = K2Config.from_folder(folder), Checkpoint(folder)
+    sizes = c.moe_intermediate_size, c.hidden_size
+    for wanted in tensors(c):
+        if wanted.name.endswith(".weight_shape"):
+            found = checkpoint.raw(wanted.name, (2,), (torch.int32, torch.int64)).tolist()
+            expected = list(sizes[::-1] if ".down_proj." in wanted.name else sizes)
+            if found != expected:
+                file = checkpoint.stored.entries[checkpoint.prefix + wanted.name].file
+                raise CheckpointError(file, checkpoint.prefix + wanted.name, str(expected), found)
+
+
+def lines(report: Report, most: int = 20) -> Iterator[str]:
+    """The report for a person."""
+    yield f"{report.folder}: {report.kind}"
+    for name, text in report.told.items():
+        yield f"  {name:<8}{text}"
+    if report.needs:
+        yield f"  {'ranks':<8}{'weights a rank':>15}" + "".join(f"{card.name:>18}" for card in CARDS)
+    for need in report.needs:
+        cells = (f"{tokens:,} tokens" if tokens else "no" for tokens in need.cache.values())
+        yield f"  {need.ranks:<8}{shown(need.weights):>15}" + "".join(f"{cell:>18}" for cell in cells)
+    if report.needs:
+        yield f"  {'':<8}tokens of cache in {USABLE:.0%} of the card beside the weights, without a drafter; no: no fit"
+    for note in report.notes:
+        yield f"  note    {note}"
+    for fault in report.faults[:most]:
+        where = f"{fault.file}: {fault.what}" if fault.what else fault.file
+        yield f"  wrong   {where}: found {fault.found}, needed: {fault.needed}"
+    if report.fault_count > most:
+        yield f"  wrong   {report.fault_count - most} more"
+    yield f"  {report.fault_count} faults" if report.fault_count else "  nothing is wrong with it"
