@@ -1,0 +1,98 @@
+"""Every step that the limits allow comes in a shape that was prepared, and its block has a place for all of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from hedgerow.model.batch import SequenceRows
+from hedgerow.model.cuda_plan import ALIGNED, MOST_SEQUENCES, Shape, aligned, fill, fill_laws, read, split
+from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
+from kernels.sample import Law
+
+PAGES = 20
+
+
+def tree(choose: random.Random, most: int) -> SequenceRows:
+    rows = choose.randint(1, most)
+    parents = [-1, *(choose.randrange(row) for row in range(1, rows))]
+    return SequenceRows(choose.randint(0, 200), range(PAGES), [7] * rows, parents, range(rows), limit=900)
+
+
+def chunk(choose: random.Random, rows: int, prompt: bool) -> SequenceRows:
+    wanted = [rows - 1] if prompt and choose.random() < 0.5 else []
+    return SequenceRows(choose.randint(0, 200), range(PAGES), [7] * rows, range(-1, rows - 1), wanted, prompt, 900)
+
+
+@pytest.mark.parametrize(("sequences", "each", "prompt_rows"), [(1, 1, 64), (3, 8, 100), (32, 64, 256), (64, 17, 0)])
+def test_steps_have_prepared_shapes(sequences: int, each: int, prompt_rows: int) -> None:
+    room = max(512, sequences * each + prompt_rows)
+    trees = set(tree_shapes(sequences, each, room, PAGES))
+    beside = set(shapes_beside(sequences, each, prompt_rows, room, PAGES))
+    assert all(shape.whole for shape in trees)
+    assert not any(shape.whole for shape in beside)
+    assert len(trees) + len(beside) < 250
+    choose = random.Random(sequences)
+    for _ in range(300):
+        count = choose.randint(1, sequences)
+        parts = [tree(choose, choose.randint(1, each)) for _ in range(count)]
+        shape = shape_of(read(parts, 100, 1000, PAGES), room, PAGES)._replace(whole=True)
+        assert shape in trees
+        assert shape.rows >= sum(len(part.tokens) for part in parts)
+        assert shape.sequences >= count
+        if prompt_rows:
+            rows = choose.randint(1, prompt_rows)
+            for some in ([], parts[: count - 1]):
+                step = read([*some, chunk(choose, rows, True)], 100, 1000, PAGES)
+                shape = shape_of(step, room, PAGES)
+                assert shape in beside
+                assert shape.rows >= step.rows
+                assert shape.wanted >= len(step.wanted)
+
+
+def test_a_step_that_is_larger_than_the_room_has_its_own_shape() -> None:
+    choose = random.Random(0)
+    step = read([chunk(choose, 700, True)], 100, 1000, PAGES)
+    assert shape_of(step, 512, PAGES).rows == 1024
+    assert shape_of(step, 900, PAGES).rows == 900
+
+
+def test_a_block_has_every_part_at_an_aligned_place() -> None:
+    """Path D's rows come first; a width is the session's own."""
+    choose = random.Random(0)
+    parts = [tree(choose, 8), replace(tree(choose, 3), limit=5900), chunk(choose, 9, True)]
+    step = read(parts, 100, 6000, PAGES)
+    shape = Shape(33, 13, 4, PAGES, True, True)
+    block = np.full(shape.words, 99, np.int32)
+    fields = split(block, shape)
+    fill(fields, step, 2)
+    for name, field in fields._asdict().items():
+        assert (field.ctypes.data - block.ctypes.data) % (4 * ALIGNED) == 0, name
+    counts = [len(part.tokens) for part in parts]
+    own = counts[0] + counts[1]
+    assert fields.starts.tolist() == [0, counts[0], own, own, own]
+    assert fields.chunks.tolist() == [own, own, own, own + 9, own + 9]
+    assert fields.seq.tolist() == [0] * counts[0] + [1] * counts[1] + [2] * 9 + [-1] * (33 - own - 9)
+    assert fields.first[:3].tolist() == [0, counts[0], own]
+    assert fields.widths.tolist() == [64, 128, 64, 64]
+    assert fields.pages[0].tolist() == list(range(2, PAGES + 2))
+
+
+@pytest.mark.parametrize("count", [1, 3, MOST_SEQUENCES])
+def test_laws_are_written_whole(count: int) -> None:
+    laws = [Law(0.5 + n, n, 0.25, 0.125, (1 << 63) + n, (1 << 32) - 1 - n, 70 + n) for n in range(count)]
+    words = np.full(8 * aligned(count + 1), 99, np.int32)
+    fill_laws(words, laws)
+    table = words.reshape(8, -1)
+    assert table.view(np.float32)[0, :count].tolist() == [law.temperature for law in laws]
+    assert table.view(np.float32)[1:3, 0].tolist() == [0.25, 0.125]
+    assert table[3, :count].tolist() == [law.top_k for law in laws]
+    assert table.view(np.uint32)[4, :count].tolist() == [law.sample_index for law in laws]
+    assert table[5, :count].tolist() == [law.position for law in laws]
+    assert table[6:].reshape(-1).view(np.uint64)[:count].tolist() == [law.seed for law in laws]
+    assert not table[:6, count:].any()
