@@ -128,7 +128,7 @@ class SessionStarted(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., fingerprint: _Optional[_Union[_common_pb2.Fingerprint, _Mapping]] = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class TokenChunk(_message.Message):
-    __slots__ = ("token_offset", "text_offset", "tokens", "text", "digest", "logprobs", "steps", "timings")
+    __slots__ = ("token_offset", "text_offset", "tokens", "text", "digest", "logprobs", "steps", "timings", "deltas")
     TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     TEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class TokenChunk(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
     token_offset: int
     text_offset: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -145,7 +146,34 @@ class TokenChunk(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
     steps: _containers.RepeatedCompositeFieldContainer[_common_pb2.StepStats]
     timings: _common_pb2.Timings
-    def __init__(self, token_offset: _Optional[int] = ..., text_offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., digest: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[_common_pb2.StepStats, _Mapping]]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
+    deltas: _containers.RepeatedCompositeFieldContainer[AnswerDelta]
+    def __init__(self, token_offset: _Optional[int] = ..., text_offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., digest: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[_common_pb2.StepStats, _Mapping]]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., deltas: _Optional[_Iterable[_Union[AnswerDelta, _Mapping]]] = ...) -> None: ...
+
+class AnswerDelta(_message.Message):
+    __slots__ = ("reasoning", "content", "tool_call")
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
+    reasoning: str
+    content: str
+    tool_call: ToolCallDelta
+    def __init__(self, reasoning: _Optional[str] = ..., content: _Optional[str] = ..., tool_call: _Optional[_Union[ToolCallDelta, _Mapping]] = ...) -> None: ...
+
+class ToolCallDelta(_message.Message):
+    __slots__ = ("index", "id", "name", "arguments", "complete", "malformed")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    MALFORMED_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    name: str
+    arguments: str
+    complete: bool
+    malformed: str
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ..., complete: bool = ..., malformed: _Optional[str] = ...) -> None: ...
 
 class SessionFinished(_message.Message):
     __slots__ = ("reason", "matched_stop", "matched_token", "usage", "timings", "token_offset", "text_offset", "digest", "mode")

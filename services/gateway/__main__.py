@@ -25,6 +25,7 @@ from hedgerow.rpc.server import serve
 from hedgerow.rpc.tls import peer_files
 from hedgerow.rpc.work import run_service, serve_while
 from services.gateway.access import Access
+from services.gateway.chat import Template
 from services.gateway.config import GatewayConfig, addresses
 from services.gateway.creating import ID_BYTES
 from services.gateway.gateway import Gateway
@@ -33,6 +34,7 @@ from services.gateway.metrics import Calls, watch_limits, watch_peers, watch_ses
 from services.gateway.peers import VerifierPeer
 from services.gateway.servicer import SERVICE, GatewayServicer
 from services.gateway.store_peer import StorePeer
+from services.gateway.templates import template_of
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.waiting import Patient
 
@@ -42,18 +44,18 @@ RELEASE = 1.0  # seconds before calls are cancelled, half of their time at most,
 log = get_log(__name__)
 
 
-async def run(config: GatewayConfig, tokenizer: Tokenizer) -> None:
+async def run(config: GatewayConfig, template: Template) -> None:
     """Serve until SIGTERM. A fault in the peers' loops ends the process: nothing would work any more."""
     live = Live(config)
     config = live.config
     health, owner, tls = Health([SERVICE]), secrets.token_bytes(ID_BYTES), peer_files(config)
-    verifiers = open_verifiers(config, owner, tokenizer.vocab_size, health, tls)
+    verifiers = open_verifiers(config, owner, template.tokenizer.vocab_size, health, tls)
     health.report("kvstore", NOT_REACHED)
     health.facts |= {"verifiers": config.verifier, "kvstores": config.kvstore, "owner": owner.hex()}
     told = partial(health.report, "kvstore")
     store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds, tls)
     store.retention = config.session_ttl
-    gateway = Gateway(config, tokenizer, verifiers, store)
+    gateway = Gateway(config, template, verifiers, store)
     store.traced = partial(gateway.spans.appended, round(1 / config.trace_steps) if config.trace_steps else 0)
     watch_sessions(gateway.table.counts, gateway.held, lambda: gateway.swept)
     watch_limits(config.max_sessions)
@@ -128,12 +130,12 @@ def main() -> None:
         for field, given in (("verifier", config.verifier), ("kvstore", config.kvstore)):
             if not addresses(given):
                 raise InvalidRequest(field, given, "at least one address")
-        tokenizer = Tokenizer.from_folder(config.model_path)
+        template = template_of(config.model_path, Tokenizer.from_folder(config.model_path), config.chat_template)
         if not config.tenant_secret:
             log.info("no HEDGEROW_TENANT_SECRET: an idempotency key joins its session within this process only")
     except HedgerowError as error:
         sys.exit(f"{error.reason}: {error}")
-    run_service(run(config, tokenizer))
+    run_service(run(config, template))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hedgerow.rpc.server import ServerConfig
+from services.gateway.members import AUTO, FOLDER, MEMBERS
 
 MIB = 1 << 20
 
@@ -25,7 +26,15 @@ class GatewayConfig(ServerConfig):
     )
     verifier: str = field(metadata={"help": "addresses of the verifiers, comma-separated"})
     kvstore: str = field(metadata={"help": "addresses of the kvstore's replicas, comma-separated"})
-    model_path: Path = field(metadata={"help": "folder with tiktoken.model and tokenizer_config.json"})
+    model_path: Path = field(metadata={"help": "folder with config.json, tiktoken.model and tokenizer_config.json"})
+    chat_template: str = field(
+        default=AUTO,
+        metadata={
+            "choices": (AUTO, *MEMBERS, FOLDER),
+            "help": "how conversations become prompts: as the member of the family that the folder's configuration "
+            "says, as a named one, or by the folder's own template, in a sandbox",
+        },
+    )
     tenant_secret: str = field(
         default="",
         metadata={

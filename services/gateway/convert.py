@@ -11,8 +11,8 @@ from hedgerow.rpc.status import KIND_OF_REASON
 from hedgerow.v1 import common_pb2 as common
 from hedgerow.v1 import gateway_pb2 as public
 from hedgerow.v1 import verifier_pb2 as engine
+from services.gateway import deltas, stream, types
 from services.gateway import messages as m
-from services.gateway import stream, types
 from services.gateway.fields import known, optional, row
 from services.gateway.outgoing import Told
 from services.gateway.position import Position
@@ -92,6 +92,7 @@ def event(e: stream.Event, *, with_steps: bool) -> public.SessionEvent:
         chunk = public.TokenChunk(
             token_offset=e.token_offset, text_offset=e.text_offset, tokens=e.tokens, text=e.text, digest=e.digest
         )
+        chunk.deltas.extend(map(delta, e.deltas))
         if with_steps and e.notes:
             chunk.steps.extend(common.StepStats(**note.stats._asdict()) for note in e.notes)
             last = e.notes[-1]
@@ -105,6 +106,18 @@ def event(e: stream.Event, *, with_steps: bool) -> public.SessionEvent:
         token_offset=e.token_offset, text_offset=e.text_offset, digest=e.digest, mode=number(e.mode),
     )  # fmt: skip
     return public.SessionEvent(finished=finished)
+
+
+def delta(d: deltas.Delta) -> public.AnswerDelta:
+    """More of one part of an answer."""
+    if isinstance(d, deltas.Call):
+        call = public.ToolCallDelta(
+            index=d.index, id=d.id, name=d.name, arguments=d.arguments, complete=d.complete, malformed=d.malformed
+        )
+        return public.AnswerDelta(tool_call=call)
+    if isinstance(d, deltas.Reasoning):
+        return public.AnswerDelta(reasoning=d.text)
+    return public.AnswerDelta(content=d.text)
 
 
 def _started(e: stream.Started) -> public.SessionStarted:

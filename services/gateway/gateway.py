@@ -13,6 +13,7 @@ from contextlib import aclosing
 from hedgerow.errors import DeadlineExceeded, HedgerowError, NotFound, Unavailable
 from hedgerow.rpc.logs import get_log
 from services.gateway.access import allowed
+from services.gateway.chat import Template
 from services.gateway.config import GatewayConfig
 from services.gateway.creating import ID_BYTES, Creating, new_record, seconds_until, session_id_of
 from services.gateway.endings import ALL, Endings
@@ -26,7 +27,8 @@ from services.gateway.peers import FIRST_DELAY, LAST_DELAY, VerifierPeer
 from services.gateway.periodic import every
 from services.gateway.position import Position, check_fields
 from services.gateway.quotas import Quotas
-from services.gateway.resolve import Limits, Resolver, default_thinking
+from services.gateway.reading import Readers
+from services.gateway.resolve import Limits, Resolver
 from services.gateway.resuming import Resuming
 from services.gateway.session import Options
 from services.gateway.spans import Spans
@@ -34,7 +36,6 @@ from services.gateway.store_peer import StorePeer
 from services.gateway.stream import Stream
 from services.gateway.table import SessionTable
 from services.gateway.takeover import TakeOver
-from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import NO_TRACE, Chat, Generation, Model, Trace
 from services.gateway.verifiers import Policy, Verifiers
 from services.gateway.waiting import Waiting
@@ -51,12 +52,12 @@ class Gateway:
     """The sessions of this process and the two peers behind them."""
 
     def __init__(
-        self, config: GatewayConfig, tokenizer: Tokenizer, verifiers: Sequence[VerifierPeer], store: StorePeer
+        self, config: GatewayConfig, template: Template, verifiers: Sequence[VerifierPeer], store: StorePeer
     ) -> None:
-        self._config, self._tokenizer, self._verifiers, self._store = config, tokenizer, verifiers, store
+        self._config, self._verifiers, self._store = config, verifiers, store
         self._secret = config.tenant_secret.encode() or secrets.token_bytes(ID_BYTES)
         limits = Limits(config.max_prompt_bytes, config.default_max_tokens)
-        self._resolver = Resolver(tokenizer, limits, default_thinking(config.model_path))
+        self._resolver, self._readers = Resolver(template, limits), Readers(template.tokenizer)
         self._endings, self.spans = Endings(store, config.max_sessions), Spans(commit_seconds())
         self._leases = Leases(store, config.store_patience)
         later = config.fingerprint_patience if config.fingerprint_policy == "best_effort" else None
@@ -79,7 +80,7 @@ class Gateway:
         self._leases.kept = self._takeover.doubt
         lease = config.lease_seconds
         times = Times(lease / 2, REPAIRS * lease, FORSAKEN * lease, config.store_patience)
-        self._resuming = Resuming(self.table, store, self._takeover, tokenizer.pieces, times)
+        self._resuming = Resuming(self.table, store, self._takeover, template.tokenizer.pieces, times)
         self._creating = Creating(self.table, store, self._resuming, self._takeover, config.max_sessions)
         self.waiting = Waiting(verifiers, config.verifier_wait_seconds, config.max_sessions, self._count)
         self._orphans = Orphans(self.table, config.orphan_seconds)
@@ -174,7 +175,7 @@ class Gateway:
                     session = await self._creating.open(record, options)
         except TimeoutError:
             raise DeadlineExceeded("the session could not be written to the store before its deadline") from None
-        return Stream(session, self._tokenizer.pieces, self._resuming, detach=asked.detach)
+        return Stream(session, self._readers.pieces, self._resuming, detach=asked.detach, reader=self._readers.of)
 
     async def resume(
         self,
@@ -194,7 +195,7 @@ class Gateway:
         with self.spans.part(trace, "find session"):
             await self._creating.settled(session_id)
             session = await self._resuming.find(session_id, allowed(tenant), at, trace)
-        return Stream(session, self._tokenizer.pieces, self._resuming, at, detach=detach)
+        return Stream(session, self._readers.pieces, self._resuming, at, detach=detach, reader=self._readers.of)
 
     async def cancel(self, session_id: str, tenant: str) -> bool:
         """End a session wherever it runs; False: it had ended. Raises InvalidRequest, NotFound, Unavailable."""

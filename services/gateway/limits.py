@@ -21,6 +21,8 @@ LISTS = {
     "bad_words": (64, "strings"),
     "logit_bias": (1024, "entries"),
 }
+TOOLS, TOOL_BYTES, TOOL_DEPTH = 128, 1 << 16, 32  # declarations, bytes of one as JSON, levels of its schema
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 TURN_TOKENS = 3  # markers of a chat's message, and of a tool call, at least
 # W3C: 55 characters in version 00, later ones may have more; at least 512 of the state are to be passed on.
 TRACEPARENT, TRACESTATE = 128, 512

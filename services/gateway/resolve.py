@@ -11,12 +11,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hedgerow.errors import InvalidRequest, Unsupported
 from services.gateway import chat, limits
-from services.gateway.tokenizer import Tokenizer, read_json
+from services.gateway.chat import Template
 from services.gateway.types import Chat, Generation, Mode, Model, Prompt, Sampling, Speculation
 
 SEEDS = 1 << 63
@@ -41,14 +40,10 @@ class Resolved(NamedTuple):
 
 @dataclass
 class Resolver:
-    """Checks requests against one model; the limits may change.
+    """Checks requests against one model; the limits may change."""
 
-    `default_thinking`: whether the model thinks when a chat does not say.
-    """
-
-    tokenizer: Tokenizer
+    template: Template
     limits: Limits
-    default_thinking: bool
 
     async def resolve(self, asked: Generation, model: Model) -> Resolved:
         """Raises InvalidRequest or Unsupported."""
@@ -64,7 +59,7 @@ class Resolver:
         """The ids of a prompt that leaves room for a token. Raises InvalidRequest or Unsupported."""
         if not isinstance(prompt, tuple):
             # No token is longer than the longest, so a longer text cannot fit and need not be tokenized.
-            most = min(self.limits.prompt_bytes, model.context_length * self.tokenizer.longest_piece)
+            most = min(self.limits.prompt_bytes, model.context_length * self.template.tokenizer.longest_piece)
             ids: Sequence[int] = await self.encode(prompt, most)
         else:
             ids = prompt
@@ -80,7 +75,7 @@ class Resolver:
         if prompt is None:
             raise InvalidRequest("prompt", None, "exactly one of text, token_ids and chat")
         limit = self.limits.prompt_bytes if most_bytes is None else most_bytes
-        if _is_quick(prompt):
+        if _is_quick(prompt) and (isinstance(prompt, str) or self.template.quick):
             return self._encode_now(prompt, limit)
         return await asyncio.to_thread(self._encode_now, prompt, limit)
 
@@ -89,8 +84,8 @@ class Resolver:
         if size > limit:
             raise InvalidRequest(_field(prompt), f"{size} bytes", f"at most {limit} bytes")
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        return chat.render(prompt, self.tokenizer, self.default_thinking)
+            return self.template.tokenizer.encode(prompt)
+        return self.template.render(prompt)
 
     def _with_defaults(self, asked: Sampling, model: Model, prompt_tokens: int) -> Sampling:
         defaults = model.default_sampling
@@ -115,12 +110,6 @@ class Resolver:
             ignore_eos=bool(asked.ignore_eos),
             sample_index=asked.sample_index or 0,
         )
-
-
-def default_thinking(folder: Path) -> bool:
-    """The key `thinking` of the folder's `generation_config.json`; K2.6's own default where there is none."""
-    path = folder / "generation_config.json"
-    return bool(read_json(path).get("thinking", True)) if path.exists() else True
 
 
 def check_model(name: str, model: Model) -> None:

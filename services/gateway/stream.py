@@ -8,13 +8,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from hedgerow.errors import DeadlineExceeded, InvalidRequest, LostSuffix
+from services.gateway.answers import Answer
+from services.gateway.deltas import Delta
 from services.gateway.detokenizer import Detokenizer
 from services.gateway.messages import End, Note, Timings
 from services.gateway.position import START, Position
 from services.gateway.reader import PIECE_TOKENS, Piece, Reader
 from services.gateway.session import Session
 from services.gateway.transcript import Transcript
-from services.gateway.types import Mode, Record
+from services.gateway.types import Finish, Mode, Record
 
 # A session that runs ends within a step of its deadline, and has this many seconds to be recorded so. After them its
 # clients are told, whatever it still waits for.
@@ -37,6 +39,7 @@ class Chunk(NamedTuple):
     text: str
     digest: bytes
     notes: Sequence[Note]
+    deltas: Sequence[Delta] = ()  # the same text by the parts of an answer, where the prompt is a conversation
 
 
 class Finished(NamedTuple):
@@ -75,13 +78,14 @@ class Stream:
         *,
         detach: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        reader: Callable[[Record], Answer | None] = lambda record: None,
     ) -> None:
         self._changed = asyncio.Event()
         self._source, self._position, self._detach, self._clock = source, position, detach, clock
         self._reader = source.read(session, self._changed.set, position.tokens, position.digest)
         sampling = session.record.resolved
         text = Detokenizer(pieces, sampling.stop, sampling.stop_token_ids)
-        self._text = Transcript(text, position.text)
+        self._text, self._answer = Transcript(text, position.text), reader(session.record)
         self._seeking, self._is_late = position.by_text, False
         self.text_ns = 0  # that making text has taken
 
@@ -108,7 +112,7 @@ class Stream:
                 begun = time.perf_counter_ns()
                 chunk = self._chunk(piece)
                 self.text_ns += time.perf_counter_ns() - begun
-                if chunk.tokens or chunk.text:
+                if chunk.tokens or chunk.text or chunk.deltas:
                     yield chunk
                 if piece.last:
                     yield self._finished(piece)
@@ -139,7 +143,10 @@ class Stream:
     async def _pass_over(self, offset: int) -> None:
         """The tokens that the client has: the text behind them depends on them."""
         for begin in range(0, offset, PIECE_TOKENS):
-            self._text.pass_over(self.session.tokens[begin : min(begin + PIECE_TOKENS, offset)])
+            tokens = self.session.tokens[begin : min(begin + PIECE_TOKENS, offset)]
+            self._text.pass_over(tokens)
+            if self._answer:
+                self._answer.feed(tokens)
             await asyncio.sleep(0)
 
     def _chunk(self, piece: Piece) -> Chunk:
@@ -148,15 +155,19 @@ class Stream:
             known = self._text.skip(tokens)
             self._seeking, fed = known == len(tokens), known + 1
         begin = self._text.offset
-        text = self._text.feed(tokens[fed:])
+        text, deltas = self._text.feed(tokens[fed:]), list[Delta]()
+        if self._answer:
+            self._answer.feed(tokens[:known])
+            deltas = self._answer.feed(tokens[known:])
         # After an error what is held back stays so: a later reader may go on from here.
         if piece.last and self.session.error is None and self.session.end:
             text += self._text.finish(self.session.end.matched_stop)
+            deltas += self._answer.finish(self.session.end.matched_stop) if self._answer else []
             self._check_text()
         elif self._seeking and self._reader.cursor >= self.session.acked:
             self._check_text()
         notes = [note for note in piece.notes if note.end > piece.offset + known]
-        return Chunk(piece.offset + known, begin, tokens[known:], text, piece.digest, notes)
+        return Chunk(piece.offset + known, begin, tokens[known:], text, piece.digest, notes, deltas)
 
     def _check_text(self) -> None:
         """Raises LostSuffix where the client has more text than there is."""
@@ -173,4 +184,7 @@ class Stream:
         assert session.end is not None, "a session is done when it has an end"
         offset = last.offset + len(last.tokens)
         mode = session.record.mode if session.best_effort_from is None else Mode.BEST_EFFORT
-        return Finished(session.end, session.timings, offset, self._text.offset, last.digest, mode)
+        end = session.end
+        if end.reason is Finish.STOP and self._answer and self._answer.calls:
+            end = end._replace(reason=Finish.TOOL_CALLS)
+        return Finished(end, session.timings, offset, self._text.offset, last.digest, mode)

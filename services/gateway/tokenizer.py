@@ -54,8 +54,9 @@ class TokenizerError(HedgerowError):
 class Tokenizer:
     """Text to ids, and the bytes of each id.
 
-    `pieces[id]` are the bytes that a reader sees: empty for control tokens, the name of a token that is part of the
-    text although it is atomic (`<think>`, the tool-call markers).
+    `special_names` are all 256, by their ids; one without a name of its own is `<|reserved_token_{id}|>`. `pieces[id]`
+    are the bytes that a reader sees: empty for control tokens, the name of a token that is part of the text although it
+    is atomic (`<think>`, the tool-call markers).
     """
 
     def __init__(self, ranks: Mapping[bytes, int], special: Mapping[str, int], hidden: frozenset[int]) -> None:
@@ -77,17 +78,12 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """Read `tiktoken.model` and `tokenizer_config.json`. Raises TokenizerError with the file and what is wrong."""
         ranks = _read_ranks(folder / "tiktoken.model")
-        path = folder / "tokenizer_config.json"
-        special: dict[str, int] = {}
-        hidden = set(range(len(ranks), len(ranks) + SPECIAL_TOKENS))
-        for number, entry in read_json(path).get("added_tokens_decoder", {}).items():
-            token = int(number)
-            if not len(ranks) <= token < len(ranks) + SPECIAL_TOKENS:
-                raise TokenizerError(path, f"added token {token} is not among the {SPECIAL_TOKENS} above the ranks")
-            special[str(entry["content"])] = token
-            if not entry["special"]:
-                hidden.discard(token)
-        return cls(ranks, special, frozenset(hidden))
+        named, visible = _read_added(folder / "tokenizer_config.json", len(ranks))
+        tokens = range(len(ranks), len(ranks) + SPECIAL_TOKENS)
+        special = {named.get(token, f"<|reserved_token_{token}|>"): token for token in tokens}
+        if len(special) < SPECIAL_TOKENS:
+            raise TokenizerError(folder / "tokenizer_config.json", "two added tokens have one name")
+        return cls(ranks, special, frozenset(tokens) - visible)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`. Never a special token. Releases the GIL for most of its time."""
@@ -123,6 +119,26 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     if not all(bytes([byte]) in ranks for byte in range(256)):
         raise TokenizerError(path, "not every single byte has a rank")
     return ranks
+
+
+def _read_added(path: Path, ranks: int) -> tuple[dict[int, str], frozenset[int]]:
+    """The names of the special tokens that have one, and which of them are part of the text."""
+    named: dict[int, str] = {}
+    visible = set[int]()
+    added = read_json(path).get("added_tokens_decoder", {})
+    if not isinstance(added, dict):
+        raise TokenizerError(path, "added_tokens_decoder is no object")
+    for number, entry in added.items():
+        token = int(number) if number.isdecimal() else -1
+        if not ranks <= token < ranks + SPECIAL_TOKENS:
+            raise TokenizerError(path, f"added token {number} is not among the {SPECIAL_TOKENS} above the ranks")
+        name, special = (entry.get(key) if isinstance(entry, dict) else None for key in ("content", "special"))
+        if not isinstance(name, str) or not name or not isinstance(special, bool):
+            raise TokenizerError(path, f"added token {number} needs a text `content` and true or false as `special`")
+        named[token] = name
+        if not special:
+            visible.add(token)
+    return named, frozenset(visible)
 
 
 def read_json(path: Path) -> dict[str, Any]:

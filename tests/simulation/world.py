@@ -18,8 +18,10 @@ from hedgerow.engine.config import EngineConfig
 from hedgerow.rpc.ending import calls_until
 from hedgerow.rpc.interceptors import guarded
 from services.gateway import __main__ as gateway_main
+from services.gateway.chat import KimiTemplate
 from services.gateway.config import GatewayConfig
 from services.gateway.gateway import Gateway
+from services.gateway.members import MEMBERS
 from services.gateway.session import Session
 from services.kvstore import service as kvstore_service
 from services.kvstore.config import KvStoreConfig
@@ -180,7 +182,7 @@ class World:
             verifier=",".join(self.addresses("v")), kvstore=",".join(self.addresses("k")), model_path=NOWHERE,
             tenant_secret="secret", **settings["gateway"],
         )  # fmt: skip
-        await gateway_main.run(config, law.tokenizer())
+        await gateway_main.run(config, KimiTemplate(MEMBERS["k2.6"], law.tokenizer()))
 
     def made_gateway(self, *arguments: Any, **named: Any) -> Any:
         """In place of the gateway's class, to look into it later."""

@@ -14,6 +14,7 @@ from services.gateway.endings import Endings
 from services.gateway.gateway import Gateway
 from services.gateway.messages import Append, Appended, AppendStatus, Created, Granted, State, Stored, Usage
 from services.gateway.periodic import every
+from services.gateway.templates import template_of
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import Fingerprint, Finish, Generation, Model, Record, Sampling
 from tests.polling import soon
@@ -114,7 +115,8 @@ def store() -> RecordedSessions:
 @pytest.fixture
 def gateway(store: RecordedSessions) -> Gateway:
     config = GatewayConfig(verifier="v", kvstore="k", model_path=BUNDLED, tenant_secret="s" * 16)
-    return Gateway(config, Tokenizer.from_folder(BUNDLED), [IdleVerifier()], store)  # type: ignore[arg-type]
+    template = template_of(BUNDLED, Tokenizer.from_folder(BUNDLED))
+    return Gateway(config, template, [IdleVerifier()], store)  # type: ignore[arg-type]
 
 
 async def failed(gateway: Gateway) -> str:

@@ -17,6 +17,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.messages import Appended, AppendStatus, Created, State
 from services.gateway.position import Position
 from services.gateway.stream import Chunk, Finished, Stream
+from services.gateway.templates import template_of
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import Finish, Generation, Record, Sampling
 from tests.polling import soon
@@ -44,7 +45,7 @@ def gateway_of(store: SharedStore, owner: bytes, tokenizer: Tokenizer) -> Gatewa
     config = GatewayConfig(
         verifier="v", kvstore="k", model_path=BUNDLED, tenant_secret="s" * 16, lease_seconds=0.2, orphan_seconds=0.2
     )
-    return Gateway(config, tokenizer, [IdleVerifier()], store.of(owner))  # type: ignore[list-item, arg-type]
+    return Gateway(config, template_of(BUNDLED, tokenizer), [IdleVerifier()], store.of(owner))  # type: ignore[list-item, arg-type]
 
 
 @pytest_asyncio.fixture

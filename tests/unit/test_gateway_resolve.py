@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from pathlib import Path
 
 import pytest
 
 from hedgerow.errors import HedgerowError, InvalidRequest, Unsupported
-from services.gateway import chat
-from services.gateway.resolve import INLINE_MESSAGES, Limits, Resolver, default_thinking
+from services.gateway.chat import KimiTemplate
+from services.gateway.resolve import INLINE_MESSAGES, Limits, Resolver
+from services.gateway.templates import template_of
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.types import Chat, Fingerprint, Generation, Message, Mode, Model, Sampling, Speculation, Trace
 from tests.unit.test_tokenizer import BUNDLED
@@ -23,7 +23,7 @@ ASKED = Generation("", (1, 2, 3, 4))
 
 @pytest.fixture(scope="module")
 def resolver() -> Resolver:
-    return Resolver(Tokenizer.from_folder(BUNDLED), Limits(1000, 20), default_thinking=False)
+    return Resolver(template_of(BUNDLED, Tokenizer.from_folder(BUNDLED)), Limits(1000, 20))
 
 
 def sampling(**values: object) -> Generation:
@@ -92,7 +92,6 @@ UNSERVED = [
     (sampling(top_logprobs=3), "sampling.top_logprobs"),
     (sampling(bad_words=("x",)), "sampling.bad_words"),
     (sampling(grammar="regex"), "sampling.grammar"),
-    (asked(prompt=Chat((Message("user", "x"),), tools_json="[]")), "chat.tools_json"),
 ]
 
 
@@ -144,7 +143,7 @@ async def test_max_tokens_defaults_to_what_is_left(resolver: Resolver) -> None:
 
 async def test_a_long_text_is_refused_before_it_is_tokenized(resolver: Resolver) -> None:
     small = dataclasses.replace(MODEL, context_length=4)
-    longest = resolver.tokenizer.longest_piece
+    longest = resolver.template.tokenizer.longest_piece
     with pytest.raises(InvalidRequest) as refused:
         await resolver.resolve(asked(prompt="y" * (4 * longest + 1)), small)
     assert refused.value.limit == f"at most {4 * longest} bytes"
@@ -160,14 +159,6 @@ async def test_a_chat_of_many_empty_messages_is_not_rendered_where_everybody_wai
         threads.append(threading.current_thread())
         return [1]
 
-    monkeypatch.setattr(chat, "render", render)
+    monkeypatch.setattr(KimiTemplate, "render", render)
     assert await resolver.encode(Chat((Message("user"),) * messages), 10_000_000) == [1]
     assert (threads[0] is not threading.current_thread()) is elsewhere
-
-
-def test_a_model_that_was_trained_without_thinking_says_so_in_its_folder(tmp_path: Path) -> None:
-    assert default_thinking(tmp_path)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1}')
-    assert default_thinking(tmp_path)
-    (tmp_path / "generation_config.json").write_text('{"thinking": false}')
-    assert not default_thinking(tmp_path)

@@ -111,7 +111,7 @@ async def test_resolved_defaults_reach_store_and_verifier_bit_by_bit(tmp_path: P
     """0.6 and 0.95 are no float32: what draws the tokens must be what the session says."""
     keys = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 77}
     model = gateway.described(described(written(tmp_path, **keys)))
-    resolver = Resolver(tokenizer=SimpleNamespace(), limits=Limits(1000, 256), default_thinking=False)  # type: ignore[arg-type]
+    resolver = Resolver(SimpleNamespace(tokenizer=SimpleNamespace()), Limits(1000, 256))  # type: ignore[arg-type]
     asked = gateway.generation(gateway_request(top_k=5))
     resolved = (await resolver.resolve(asked, model)).sampling
     single = struct.unpack("<ff", struct.pack("<ff", 0.6, 0.95))

@@ -1,0 +1,27 @@
+"""The chat template that a model folder is served with, as the setting HEDGEROW_CHAT_TEMPLATE says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.gateway.chat import KimiTemplate, Template
+from services.gateway.members import AUTO, FOLDER, MEMBERS, member_of
+from services.gateway.sandbox import FolderTemplate
+from services.gateway.tokenizer import Tokenizer, read_json
+
+
+def template_of(folder: Path, tokenizer: Tokenizer, choice: str = AUTO) -> Template:
+    """`auto`: the template of the member that the folder is; a member's name: that one; `folder`: the folder's own.
+
+    Raises TokenizerError with the file and what is wrong.
+    """
+    thinks = default_thinking(folder)
+    if choice == FOLDER:
+        return FolderTemplate.from_folder(folder, tokenizer, thinks)
+    return KimiTemplate(member_of(folder) if choice == AUTO else MEMBERS[choice], tokenizer, thinks)
+
+
+def default_thinking(folder: Path) -> bool:
+    """The key `thinking` of the folder's `generation_config.json`; K2.6's own default where there is none."""
+    path = folder / "generation_config.json"
+    return bool(read_json(path).get("thinking", True)) if path.exists() else True

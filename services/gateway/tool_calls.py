@@ -1,0 +1,87 @@
+"""One call of a tool as the family writes it: what its header names, and whether its arguments are arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
+
+from services.gateway.limits import TOOL_NAME
+
+HEADER = 256  # characters of a header, the longest name and a counter beside it
+_HEADER = re.compile(rf"(?:functions\.)?({TOOL_NAME.pattern}):\d+")
+_COUNTER = re.compile(r"\d+")
+# A tool that the prompt declares as TypeScript, and a parameter of it. Comments begin with //, deeper fields deeper.
+_TOOL = re.compile(r"^type (\S+) = \(_: (\{\}|\{\n.*?^\}|\w+)\) => any;$", re.MULTILINE | re.DOTALL)
+_PARAMETER = re.compile(r"^  ([^\s/\[][^:?\n]*)(\?)?: ", re.MULTILINE)
+
+
+class Parameters(NamedTuple):
+    """The names that a tool takes, and those that it needs."""
+
+    known: frozenset[str]
+    required: frozenset[str]
+
+    def fit(self, given: frozenset[str]) -> bool:
+        """Whether a call with these names may be one of this tool."""
+        return self.required <= given <= self.known
+
+
+Tools = Mapping[str, Parameters]
+
+
+def name_in(header: str, tools: Tools) -> str | None:
+    """The function that a header names: `functions.{name}:{n}`, `{name}:{n}`, or a declared name alone.
+
+    "": it is a bare counter, and the arguments have to tell. None: it names nothing.
+    """
+    header = header.strip()
+    if _COUNTER.fullmatch(header):
+        return ""
+    if found := _HEADER.fullmatch(header):
+        return found[1]
+    alone = header.removeprefix("functions.")
+    return alone if alone in tools else None
+
+
+def parsed(arguments: str) -> tuple[dict[str, Any] | None, str]:
+    """The JSON object that arguments are, and "", or None and why they are none."""
+
+    def no_number(word: str) -> NoReturn:
+        raise ValueError(f"{word} is no JSON number")
+
+    try:
+        value = json.loads(arguments, parse_constant=no_number)
+    except RecursionError:
+        return None, "arguments are nested too deeply"
+    except ValueError as error:
+        return None, f"arguments are not JSON: {error}"
+    return (value, "") if isinstance(value, dict) else (None, "arguments are no JSON object")
+
+
+def tool_of(arguments: Mapping[str, Any], tools: Tools) -> str | None:
+    """The one tool that could be called with these arguments; None: there is none, or several."""
+    names = frozenset(arguments)
+    fitting = [name for name, parameters in tools.items() if parameters.fit(names)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def declared_in(text: str) -> Tools:
+    """The tools that a prompt's `tool_declare` turn declares, as TypeScript or as JSON."""
+    if text.startswith("["):
+        try:
+            tools = json.loads(text)
+        except ValueError:
+            return {}
+        return {tool["function"]["name"]: _parameters(tool["function"].get("parameters") or {}) for tool in tools}
+    found = {}
+    for name, body in _TOOL.findall(text):
+        fields = _PARAMETER.findall(body)
+        names, optional = ({n for n, mark in fields if mark or not only} for only in (False, True))
+        found[name] = Parameters(frozenset(names), frozenset(names - optional))
+    return found
+
+
+def _parameters(schema: Mapping[str, Any]) -> Parameters:
+    return Parameters(frozenset(schema.get("properties", {})), frozenset(schema.get("required", [])))
