@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hedgerow.model.cuda_cache import Arena
-from hedgerow.model.cuda_draft_state import LEAST_PAGES, CudaDraftState, check_draft
+from hedgerow.model.cuda_draft_state import LEAST_PAGES, CudaDraftState, Floats, check_draft
 from hedgerow.model.cuda_draft_step import DraftFields, DraftRoom, DraftShape, DraftStep
 from hedgerow.model.cuda_draft_weights import DraftWeights
 from hedgerow.model.cuda_graph import Device, Kept, Recorded, prepare_all
@@ -71,7 +71,7 @@ class CudaDFlash:
         )
         width = 2 * c.num_key_value_heads * c.head_dim
         self._arena = Arena(c.num_hidden_layers, width, self.device, dtype)
-        self._given = self.device.host_room(MOST_FEATURES, self.feature_width, of=dtype)
+        self._given = self.device.host_room(MOST_FEATURES, self.feature_width, of=torch.float32)
         self._trees = CudaTrees(c.block_size - 1, c.vocab_size, self.device)
         self._passes, self._grown = Kept(self._make), 0
         self._turn = threading.Lock()
@@ -97,10 +97,11 @@ class CudaDFlash:
     def append(self, state: CudaDraftState, features: torch.Tensor, position: int) -> None:
         """Appends features [n, feature_width] of positions position .. position+n-1; position is the state's end."""
         check_append(features, position, state.end, self.feature_width, self.config.max_position_embeddings)
-        if len(features) == 0:
+        rows = features.shape[0]
+        if rows == 0:
             return
-        state.waiting.append(features.to("cpu", copy=True))
-        state.end += len(features)
+        state.waiting.append(features.cpu().numpy().copy())
+        state.end += rows
         with self._turn:
             state.reserve()
             if state.behind >= FLUSH_FROM:
@@ -203,7 +204,7 @@ class CudaDFlash:
     def _gather(self, states: Sequence[CudaDraftState]) -> list[int]:
         """Puts waiting rows, at most a pass's, into `_given`; how many of each state."""
         self.device.wait()  # what was put there last may still be on its way
-        taken, parts, room = list[int](), list[torch.Tensor](), MOST_FEATURES
+        taken, parts, room = list[int](), list[Floats](), MOST_FEATURES
         for state in states:
             count = min(state.behind, room)
             room -= count
@@ -216,7 +217,7 @@ class CudaDFlash:
                 parts.append(rows)
                 count -= len(rows)
         if parts:
-            self._given[: MOST_FEATURES - room] = parts[0] if len(parts) == 1 else torch.cat(parts)
+            np.concatenate(parts, out=self._given.numpy()[: MOST_FEATURES - room])
         return taken
 
     def _shape(self, rows: Sequence[int], sequences: int, nodes: int) -> DraftShape:
@@ -285,7 +286,7 @@ class CudaDFlash:
 
         def launch() -> None:
             block.copy_(sent, non_blocking=True)
-            room.given[: shape.features].copy_(given[: shape.features], non_blocking=True)
+            room.came[: shape.features].copy_(given[: shape.features], non_blocking=True)
             step.run(self._pool())
             if shape.nodes:
                 build(logits, step.fields.budgets, step.fields.caps, out)

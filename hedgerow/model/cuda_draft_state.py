@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.cuda_cache import Arena
@@ -13,6 +14,7 @@ from hedgerow.model.draft_config import DraftConfig
 from kernels.gpu.row_layout import PAGE
 
 LEAST_PAGES = 256  # of a pool
+Floats = npt.NDArray[np.float32]
 
 
 class CudaDraftState:
@@ -20,7 +22,7 @@ class CudaDraftState:
 
     def __init__(self, arena: Arena) -> None:
         self.arena, self.pages = arena, list[int]()
-        self.waiting: list[torch.Tensor] = []  # rows of features
+        self.waiting: list[Floats] = []  # rows of features
         self.start = self.end = 0
         weakref.finalize(self, _give_all, arena, self.pages)
 

@@ -73,7 +73,7 @@ class DraftRoom:
             return torch.zeros(*shape, device=device, dtype=of)
 
         floats = torch.float32
-        self.given = room(features, width)
+        self.came, self.given = room(features, width, of=floats), room(features, width)
         self.mixed, self.context = room(features, hidden, of=floats), room(features, hidden)
         self.context_kv = room(features, c.num_hidden_layers * 2 * groups * d, of=floats)
         self.x, self.delta = room(rows, hidden, of=floats), room(rows, hidden, of=floats)
@@ -108,6 +108,7 @@ class DraftStep:
         """The context's keys and values, from the features; they do not go through the layers' input norms."""
         c, w, room, f, n = self.c, self.weights, self.room, self.fields, self.shape.features
         mixed, context, kv = room.mixed[:n], room.context[:n], room.context_kv[:n]
+        room.given[:n].copy_(room.came[:n])  # rounds
         if w.fc is None:
             context = room.given[:n]
         else:

@@ -165,7 +165,7 @@ def _check(n: int, part: SequenceRows, count: int, positions: int, pages: int) -
         raise fail("prefix", part.prefix, f"at least 0 and below the model's {positions} positions")
     if len(part.pages) * PAGE < part.prefix + count:
         raise fail("pages", len(part.pages), f"enough for {part.prefix} positions and {count} rows")
-    if not all(0 <= page < pages for page in part.pages):
+    if min(part.pages) < 0 or max(part.pages) >= pages:
         raise fail("pages", max(part.pages), f"within the cache's {pages} pages")
     chain = part.parents == range(-1, count - 1) or all(parent == row - 1 for row, parent in enumerate(part.parents))
     if not chain and count > DEEPEST:
