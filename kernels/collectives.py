@@ -9,7 +9,8 @@ after the other. `Ranks` is that process; `PeerRanks` is one of several, over gl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -73,16 +74,23 @@ class Gathers(Protocol):
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor) -> Any: ...
 
 
-def connect(backend: Backend, meeting: str, rank: int, count: int, patience: float) -> PeerRanks:
-    """Meets the other ranks at the file `meeting` of this machine, which must be a new one; a collective that takes
-    longer than `patience` seconds raises.
+def connect(
+    backend: Backend, meeting: str, rank: int, count: int, patience: float, waiting: Callable[[], None]
+) -> PeerRanks:
+    """Meets the other ranks at the file `meeting` of this machine, which must be a new one.
+
+    Until all are there `waiting` is called again and again; it raises where that is in vain. A collective that takes
+    longer than `patience` seconds raises RuntimeError. One process may have several groups.
     """
     import torch.distributed
 
     dist: Any = torch.distributed  # of which little is declared
     store = dist.FileStore(meeting, count)
+    store.set(f"here-{rank}", "")
+    while not store.check([f"here-{other}" for other in range(count)]):
+        waiting()
+        time.sleep(0.02)
     within = timedelta(seconds=patience)
-    store.set_timeout(within)
     if backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = within

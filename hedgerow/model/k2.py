@@ -74,9 +74,7 @@ class K2Model:
         self.ranks = ranks or Ranks()
         self.shards = self.ranks.count
         parts = [Checkpoint(folder, Share(rank, self.shards)) for rank in self.ranks.mine]
-        for part in parts:
-            part.check(c)
-        check_widths(folder, c, self.shards)
+        check_ranks(parts, c)
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
         self.latent_eps = c.rms_norm_eps if latent_eps is None else latent_eps
@@ -191,11 +189,12 @@ def row_widths(c: K2Config, ranks: int = 1) -> list[int]:
     return [width // ranks for width in widths]
 
 
-def check_widths(folder: Path, c: K2Config, ranks: int) -> None:
-    """ConfigError where a rank's part of a feed-forward width would end within a vector of 32, whose bits would differ.
-
-    What else does not divide is a tensor's fault, and told when the folder is opened.
-    """
+def check_ranks(parts: Sequence[Checkpoint], c: K2Config) -> None:
+    """CheckpointError with the first tensor that the ranks cannot share. ConfigError where a rank's part of a
+    feed-forward width would end within a vector of 32, whose bits would differ."""
+    for part in parts:
+        part.check(c)
+    folder, ranks = parts[0].folder, parts[0].share.ranks
     for field in ("intermediate_size", "moe_intermediate_size"):
         if ranks > 1 and getattr(c, field) % (WIDTH_MULTIPLE * ranks):
             limit = f"a multiple of {WIDTH_MULTIPLE * ranks} for {ranks} ranks"
