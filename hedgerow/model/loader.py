@@ -7,6 +7,7 @@ actual. Nothing of a folder is executed, and no file is opened that does not cal
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,12 +20,13 @@ from hedgerow.model.fields import Fields
 from hedgerow.model.folder import INDEX, SINGLE, Stored, faults, stored, weight_files
 from hedgerow.model.headers import CheckpointError, Entry
 from hedgerow.model.manifest import Manifest
-from hedgerow.model.reading import DTYPES, Files, Meter, Watcher
+from hedgerow.model.reading import DTYPES, Files, Meter, Progress, Watcher
 from hedgerow.model.tensors import GROUP, WHOLE, Share, Wanted, axis_of, scale_name, scale_shape
 from kernels.fp8 import fp8_unpack
 from kernels.int4 import int4_unpack
 
 __all__ = ["GROUP", "INDEX", "SINGLE", "Checkpoint", "CheckpointError", "PackedWeight", "weight_files"]
+log = logging.getLogger(__name__)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FP8 = torch.float8_e4m3fn
 
@@ -39,7 +41,8 @@ class PackedWeight(NamedTuple):
 class Checkpoint:
     """The tensors of one folder, or of one rank's share of them: shapes are asked for whole, and come divided.
 
-    `watcher` hears how far reading is, in bytes of the share. Files stay open as long as this lives.
+    `watcher` hears how far reading is, in bytes of the share; the log does if there is none. Files stay open as long as
+    this lives.
     """
 
     def __init__(self, folder: Path, share: Share = WHOLE, watcher: Watcher | None = None) -> None:
@@ -47,7 +50,7 @@ class Checkpoint:
         self.folder, self.share = folder, share
         self.stored: Stored = stored(folder, share)
         self.prefix = self.stored.prefix
-        self._files, self._meter = Files(), Meter(share_bytes(self.stored, share), watcher)
+        self._files, self._meter = Files(), Meter(share_bytes(self.stored, share), watcher or self._log)
 
     def __contains__(self, name: str) -> bool:
         return self.stored.get(name) is not None
@@ -83,6 +86,10 @@ class Checkpoint:
                 self._files.into(place, entry, axis, self._cut)
         self._meter.add(out.nbytes)
         return out
+
+    def _log(self, progress: Progress) -> None:
+        which = f", rank {self.share.rank} of {self.share.ranks}" if self.share != WHOLE else ""
+        log.info("loading %s%s: %s", self.folder, which, progress)
 
     @property
     def _cut(self) -> Share:

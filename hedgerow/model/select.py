@@ -16,11 +16,14 @@ from typing import Literal, TypeVar
 from hedgerow.errors import HedgerowError, InvalidRequest
 from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.compiled_dflash import CompiledDFlash
+from hedgerow.model.config import K2Config
 from hedgerow.model.devices import Device, cuda_device
 from hedgerow.model.dflash import DFlashModel
 from hedgerow.model.fits import check_fit
 from hedgerow.model.interface import Draft, Target
 from hedgerow.model.k2 import K2Model
+from hedgerow.model.loader import Checkpoint
+from hedgerow.model.room import check_room
 from hedgerow.model.selfcheck import check_drafter, check_rows, check_target
 from hedgerow.model.threads import ThreadChoice, usual_threads
 from hedgerow.scheduling import usable_cores
@@ -47,6 +50,7 @@ def load_target(
     """
     if device == "cuda":
         return _cuda_target(folder, feature_layers, engine)
+    check_room(folder, K2Config.from_folder(folder), compiled=engine != "torch")
     reference = K2Model.load(folder, feature_layers)
     if engine == "torch":
         return reference
@@ -94,6 +98,9 @@ def _cuda_target(folder: Path, feature_layers: Sequence[int], engine: Engine) ->
     place = cuda_device()
     from hedgerow.model.cuda import CudaK2  # its kernels need triton
 
+    config = K2Config.from_folder(folder)
+    Checkpoint(folder).check(config)
+    check_room(folder, config, place)
     model = CudaK2.load(folder, feature_layers, place)
     check_rows(model)
     return model

@@ -31,6 +31,7 @@ from hedgerow.weights.convert import convert, verify
 from hedgerow.weights.journal import JOURNAL
 from hedgerow.weights.published import MINI, MINI_FP8, Member, Sizes
 from hedgerow.weights.rehearse import write
+from kernels.collectives import Ranks
 from kernels.linear import MIN_4
 from tests.peers import chain
 from tests.polling import eventually
@@ -84,8 +85,8 @@ def test_every_rank_has_its_part_of_every_tensor(
     assert compared == ranks * len(before.stored.entries)
 
 
-def logits(folder: Path) -> torch.Tensor:
-    model = K2Model.load(folder, (), law=MIN_4)
+def logits(folder: Path, ranks: Ranks | None = None) -> torch.Tensor:
+    model = K2Model.load(folder, (), law=MIN_4, ranks=ranks)
     return model.forward([chain(list(range(3, 40)), 0, 37, [0])], model.new_cache(1)).logits
 
 
@@ -98,6 +99,11 @@ def test_one_rank_computes_the_sources_bits_under_its_fingerprint(tmp_path: Path
     small = {"config.json", "generation_config.json", "tiktoken.model", "tokenizer_config.json"}
     assert files(tmp_path / "out").keys() == {*small, MANIFEST, "rank-00-of-01.safetensors"}
     assert all((tmp_path / "out" / n).read_bytes() == (tmp_path / "source" / n).read_bytes() for n in small)
+
+
+def test_two_ranks_of_files_compute_what_two_of_the_source_do(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out", 2, quiet)
+    assert torch.equal(logits(tmp_path / "out", Ranks(2)), logits(source, Ranks(2)))
 
 
 def test_a_drafter_gets_the_whole_embedding_of_a_divided_folder(source: Path, tmp_path: Path) -> None:
