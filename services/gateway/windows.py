@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from services.gateway.messages import StepStats, Timings
 
-OF_ONE_SIZE = 8  # events until each stands for twice as many steps: a thousand steps are 60 events
+OF_ONE_SIZE = 4  # events until each stands for twice as many steps: a thousand steps are 32 events
 
 
 class Windows:
