@@ -15,7 +15,7 @@ from tests.certificates import Authority, Files, copied, put
 from tests.kvstore_calls import Gateway, Session, gateway_on
 from tests.polling import eventually
 from tests.redis_servers import Service
-from tests.tls_redis import PASSWORD, USER, TlsRedis, tls_redis
+from tests.tls_redis import PASSWORD, USER, TlsRedis, fronted_redis, tls_redis
 
 LOG = list(range(100, 110))
 
@@ -30,9 +30,9 @@ def client(authority: Authority) -> Files:
     return authority.issue("kvstore")
 
 
-@pytest.fixture
-def server(tmp_path: Path, authority: Authority) -> Iterator[TlsRedis]:
-    with tls_redis(tmp_path, authority) as running:
+@pytest.fixture(params=[tls_redis, fronted_redis])
+def server(tmp_path: Path, authority: Authority, request: pytest.FixtureRequest) -> Iterator[TlsRedis]:
+    with request.param(tmp_path, authority) as running:
         yield running
 
 
@@ -108,7 +108,8 @@ def test_new_certificates_are_taken_without_a_restart(
         put(other.issue("kvstore"), mine)
         with server.admin() as admin:
             for name, path in zip(("cert", "key", "ca-cert"), server.files, strict=True):
-                admin.config_set(f"tls-{name}-file", str(path))
+                if server.front is None:  # it looks by itself
+                    admin.config_set(f"tls-{name}-file", str(path))
             admin.client_kill_filter(_type="normal", user=USER)
         eventually(lambda: exchanges_again(kvstore), 10)
     finally:

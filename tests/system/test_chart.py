@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from tests.system.tools import (
     pod_specs,
     render,
     template,
-    tool,
 )
 
 pytestmark = pytest.mark.system
@@ -262,34 +260,6 @@ def test_the_render_is_the_reviewed_one(values: str) -> None:
     path, now = golden(values)
     changed = difference(path.read_text(), now, path.name, "rendered")
     assert not changed, changed[:6000]
-
-
-def test_a_certificate_is_for_the_names_that_are_dialled() -> None:
-    objects = render("values", "verifier.groups=2")
-    data = named(objects, "Secret", "-tls")["data"]
-    text = subprocess.run(
-        [tool("openssl"), "x509", "-noout", "-ext", "subjectAltName"],
-        input=base64.b64decode(data["tls.crt"]), capture_output=True, check=True,
-    ).stdout.decode()  # fmt: skip
-    held = {each.strip().removeprefix("DNS:") for line in text.splitlines()[1:] for each in line.split(",")}
-    maps = [each["data"] for each in objects if each["kind"] == "ConfigMap"]
-    peers = [
-        each
-        for data in maps
-        for key in ("VERIFIER", "KVSTORE", "DRAFTER")
-        for each in data.get(f"HEDGEROW_{key}", "").split(",")
-    ]
-    for name in (peer.rpartition(":")[0] for peer in peers if peer):
-        assert name in held or f"*.{name.partition('.')[2]}" in held, name
-    assert "IP Address:127.0.0.1" in held
-
-
-def test_services_show_certificates_to_each_other_and_probes_need_none() -> None:
-    objects = render("values")
-    for service in SERVICES:
-        data = named(objects, "ConfigMap", f"-{service}")["data"]
-        assert data["HEDGEROW_TLS_CLIENT_CERTS"] == ("false" if service == "gateway" else "true")
-        assert data["HEDGEROW_TLS_ADMIN"] == "false", "the kubelet's probes have no certificate"
 
 
 def test_schema_and_readme_are_fresh() -> None:

@@ -213,6 +213,12 @@ def test_sessions_outlive_the_release(release: Cluster) -> None:
     release.helm("test", RELEASE, "--timeout=120s")
     rest = client(json.dumps(left["position"]))
     assert left["tokens"] + rest["tokens"] == whole["tokens"]
+    store = f"{RELEASE}-redis-0"
+    for container in ("valkey", "tls"):  # each is started again by itself
+        release.kubectl("exec", store, "-c", container, "--", "python3", "-c", "import os; os.kill(1, 15)")
+    release.kubectl("delete", "pod", store, timeout=90)
+    release.settle()
+    assert client("--whole")["tokens"] == whole["tokens"]
 
 
 def test_keys_and_limits_change_under_the_pods_that_run(cluster: Cluster, tmp_path: Path) -> None:

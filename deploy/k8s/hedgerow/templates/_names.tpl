@@ -66,7 +66,7 @@ labels:
 {{- define "hedgerow.dnsNames" -}}
 {{- $name := include "hedgerow.name" . -}}
 - localhost
-{{- range $service := list "gateway" "gateway-peers" "verifier" "drafter" "drafter-a" "drafter-b" "kvstore" }}
+{{- range $service := list "gateway" "gateway-peers" "verifier" "drafter" "drafter-a" "drafter-b" "kvstore" "redis" }}
 {{- $short := printf "%s-%s" $name $service }}
 - {{ $short }}
 - {{ $short }}.{{ $.Release.Namespace }}

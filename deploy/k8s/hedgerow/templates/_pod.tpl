@@ -179,3 +179,18 @@ readinessProbe:
     defaultMode: 0440
 {{- end }}
 {{- end }}
+
+{{/* The port of the bundled store, and that somebody listens there. */}}
+{{- define "hedgerow.redisPort" -}}
+ports:
+  - {name: redis, containerPort: 6379}
+livenessProbe:
+  tcpSocket: {port: redis}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  tcpSocket: {port: redis}
+  periodSeconds: 2
+  timeoutSeconds: 5
+{{- end }}

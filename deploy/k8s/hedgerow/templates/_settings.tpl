@@ -51,6 +51,11 @@
 {{- $_ := set $settings "METRICS_ADDRESS" (printf "%s:7423" $host) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (eq .service "kvstore") $root.Values.redis.bundled $root.Values.tls.enabled -}}
+{{- $_ := set $settings "REDIS_TLS_CERT" "/etc/hedgerow/tls/tls.crt" -}}
+{{- $_ := set $settings "REDIS_TLS_KEY" "/etc/hedgerow/tls/tls.key" -}}
+{{- $_ := set $settings "REDIS_TLS_CA" "/etc/hedgerow/tls/ca.crt" -}}
+{{- end -}}
 {{- range $field, $value := $values.config -}}
 {{- $_ := set $settings (upper $field) (include "hedgerow.text" (dict "value" $value)) -}}
 {{- end -}}
