@@ -27,14 +27,18 @@ Answers = Mapping[int, Sequence[Sequence[Measured]]]  # [budget][prompt][round]
 
 
 def show(client: Client, prompt: dict[str, Any], budget: int, colour: bool) -> None:
-    """Streams one generation. On a terminal each step's run has a colour of its own; elsewhere the text is bare."""
+    """Streams one generation. On a terminal each step's run has a colour of its own; elsewhere a run of several tokens
+    is in brackets.
+    """
     asked = prompt["messages"][-1]["content"] if "messages" in prompt else prompt["prompt"]
     print(f"\n{DIM if colour else ''}{asked}{RESET if colour else ''}", end="\n" if "messages" in prompt else "")
     inks: Iterator[str] = itertools.cycle(COLOURS)
     for chunk in open_stream(client, prompt, budget):
         run = sum(step.accepted for step in chunk.steps)
-        ink = next(inks) + (BONUS if run > 3 else "") if colour else ""
-        print(f"{ink}{chunk.text}{RESET if colour else ''}", end="", flush=True)
+        before, after = ("[", "]") if run and chunk.text else ("", "")
+        if colour:
+            before, after = next(inks) + (BONUS if run > 3 else ""), RESET
+        print(f"{before}{chunk.text}{after}", end="", flush=True)
     print()
 
 
@@ -113,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("demo: starting redis, kvstore, drafter, verifier and gateway", flush=True)
             stack.start(lambda text: print(f"demo: {text}", flush=True))
             with Client(stack.address("gateway")) as client:
-                print(f"demo: trees of {args.budget}; on a terminal every step's run of tokens has its own colour")
+                how = "has its own colour" if sys.stdout.isatty() else "of several tokens is in brackets"
+                print(f"demo: trees of {args.budget}; every step's run {how}")
                 for prompt in prompts:
                     show(client, prompt, args.budget, sys.stdout.isatty())
                 print("\ndemo: the same prompts in turns, without trees and with four sizes of them", flush=True)

@@ -1,4 +1,4 @@
-"""`make demo` without a terminal: bare text, the tables, one recommendation, and nothing left running."""
+"""`make demo` without a terminal: text, the tables, one recommendation, and nothing left running."""
 
 from __future__ import annotations
 
