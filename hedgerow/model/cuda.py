@@ -20,7 +20,7 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_cache import Arena, CudaCache
-from hedgerow.model.cuda_graph import Device, Kept, Recorded, prepare_all
+from hedgerow.model.cuda_graph import Device, Kept, Recorded, inference, prepare_all
 from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Ints, Shape, Step, fill, fill_laws, read, split
 from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
 from hedgerow.model.cuda_step import CudaStep, Room, Weights
@@ -92,7 +92,7 @@ class CudaK2:
         with self._turn:
             return CudaCache(self._arena, pages)
 
-    @torch.inference_mode()
+    @inference
     def forward(self, rows: Sequence[SequenceRows], cache: CudaCache) -> ForwardOutput:
         """Computes all rows of a step and writes their latents into `cache`.
 
@@ -108,13 +108,13 @@ class CudaK2:
                 self.device.wait()
         return ForwardOutput(self._room.logits[:wanted], self._features[: asked.rows])
 
-    @torch.inference_mode()
+    @inference
     def walk(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
         """As `kernels.tree_accept.walk_trees`, by the engine's own law of rounding."""
         with self._turn:
             return self._walker(logits, trees)
 
-    @torch.inference_mode()
+    @inference
     def verify(self, rows: Sequence[SequenceRows], cache: CudaCache, trees: Sequence[WalkRows]) -> Verified:
         """`forward`, `walk` and the cache's moves, in one pass: one copy in, one launch, one wait.
 
@@ -130,7 +130,7 @@ class CudaK2:
             self.device.wait()
             return Verified(read_walks(self._walks.numpy(), trees), self._features[: asked.rows])
 
-    @torch.inference_mode()
+    @inference
     def prepare(self, sequences: int, each: int, prompt_rows: int = 0) -> None:
         """Compiles and records every step of up to `sequences` trees of `each` rows; of others those with up to
         `prompt_rows` rows of prompts, alone and beside trees. The log tells how far it is."""

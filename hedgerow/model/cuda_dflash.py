@@ -16,9 +16,9 @@ import torch
 
 from hedgerow.model.cuda_cache import Arena
 from hedgerow.model.cuda_draft_state import LEAST_PAGES, CudaDraftState, Floats, check_draft
-from hedgerow.model.cuda_draft_step import DraftFields, DraftRoom, DraftShape, DraftStep
+from hedgerow.model.cuda_draft_step import DraftFields, DraftRoom, DraftShape, DraftStep, split_draft
 from hedgerow.model.cuda_draft_weights import DraftWeights
-from hedgerow.model.cuda_graph import Device, Kept, Recorded, prepare_all
+from hedgerow.model.cuda_graph import Device, Kept, Recorded, inference, prepare_all
 from hedgerow.model.cuda_plan import SEQUENCES, Ints, at_least
 from hedgerow.model.cuda_trees import NODES, CudaTrees, build, fill_trees, read_trees
 from hedgerow.model.cuda_weights import Reader
@@ -40,7 +40,7 @@ MOST_RESERVED = 1 << 30  # bytes of pages that `prepare` takes at most
 class Pass(NamedTuple):
     """A pass of one shape, where its integers go, and where its trees are."""
 
-    asked: DraftFields  # on the host
+    asked: DraftFields[Ints]  # on the host
     back: Ints  # [sequences, 3 nodes + 1]
     launch: Recorded
 
@@ -72,6 +72,7 @@ class CudaDFlash:
         width = 2 * c.num_key_value_heads * c.head_dim
         self._arena = Arena(c.num_hidden_layers, width, self.device, dtype)
         self._given = self.device.host_room(MOST_FEATURES, self.feature_width, of=torch.float32)
+        self._places = np.arange(c.block_size)  # of a block's rows, after its anchor's
         self._trees = CudaTrees(c.block_size - 1, c.vocab_size, self.device)
         self._passes, self._grown = Kept(self._make), 0
         self._turn = threading.Lock()
@@ -93,7 +94,7 @@ class CudaDFlash:
         """An empty context that starts at position 0."""
         return CudaDraftState(self._arena)
 
-    @torch.inference_mode()
+    @inference
     def append(self, state: CudaDraftState, features: torch.Tensor, position: int) -> None:
         """Appends features [n, feature_width] of positions position .. position+n-1; position is the state's end."""
         check_append(features, position, state.end, self.feature_width, self.config.max_position_embeddings)
@@ -107,7 +108,7 @@ class CudaDFlash:
             if state.behind >= FLUSH_FROM:
                 self._flush([state], 0)
 
-    @torch.inference_mode()
+    @inference
     def draft(self, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
         """Logits [S, block_size - 1, vocabulary] float32 on the device, for positions P+1 .. P+L of each sequence.
 
@@ -119,7 +120,7 @@ class CudaDFlash:
             self._start(states, anchors, positions, 0).launch()
             return self._logits[: len(states)]
 
-    @torch.inference_mode()
+    @inference
     def propose(
         self,
         states: Sequence[CudaDraftState],
@@ -134,7 +135,7 @@ class CudaDFlash:
         check_draft(states, anchors, positions, self.config)
         with self._turn:
             step = self._start(states, anchors, positions, at_least(max(budgets), NODES))
-            fill_trees(step.asked.budgets.numpy(), step.asked.caps.numpy(), budgets, caps)
+            fill_trees(step.asked.budgets, step.asked.caps, budgets, caps)
             step.launch()
             self.device.wait()
             return Proposed(read_trees(step.back[: len(states)]), time.perf_counter_ns())
@@ -150,7 +151,7 @@ class CudaDFlash:
         self._fill_blocks(step, states, anchors, positions)
         return step
 
-    @torch.inference_mode()
+    @inference
     def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
         """One tree a sequence from `draft`'s logits, as `kernels.tree_build.plain_trees`."""
         with self._turn:
@@ -167,7 +168,7 @@ class CudaDFlash:
     def warm(self, sizes: Sequence[int]) -> None:
         """Nothing: `prepare` has done it, or the first drafts of each shape do."""
 
-    @torch.inference_mode()
+    @inference
     def prepare(self, sequences: int, each: int, prompt_rows: int = 0) -> None:
         """Compiles and records every pass of up to `sequences` sequences and `each` nodes. The log tells how far."""
         with self._turn:
@@ -239,28 +240,21 @@ class CudaDFlash:
                 at += range(end - count, end)
                 slots += [pages[p // PAGE - first] * PAGE + p % PAGE for p in range(end - count, end)]
         f, n = step.asked, len(slots)
-        slot, place = f.slot.numpy(), f.at.numpy()
-        slot[:n], slot[n:] = slots, -1
-        place[:n], place[n:] = at, 0
+        f.slot[:n], f.slot[n:] = slots, -1
+        f.at[:n], f.at[n:] = at, 0
 
     def _fill_blocks(
         self, step: Pass, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]
     ) -> None:
-        f, c, count = step.asked, self.config, len(states)
-        tokens = f.tokens.numpy().reshape(-1, c.block_size)
-        tokens[:, 0], tokens[:, 1:] = 0, c.mask_token_id
-        tokens[:count, 0] = anchors
-        place = f.position.numpy().reshape(-1, c.block_size)
-        place[:count] = np.array(positions)[:, None] + np.arange(c.block_size)
-        place[count:] = 0
-        for field in (f.start, f.end, f.anchor):
-            field.zero_()
-        f.start.numpy()[:count] = [state.start for state in states]
-        f.end.numpy()[:count] = [state.end for state in states]
-        f.anchor.numpy()[:count] = positions
-        pages = f.pages.numpy()
-        for n, state in enumerate(states):
-            pages[n, : len(state.pages)] = state.pages
+        """A place without a sequence keeps the rows it had: its context is empty, and nobody reads what comes of it."""
+        f, count, block = step.asked, len(states), self.block_size
+        f.tokens.reshape(-1, block)[:count, 0] = anchors
+        f.position.reshape(-1, block)[:count] = np.array(positions)[:, None] + self._places
+        f.start[:count], f.start[count:] = [state.start for state in states], 0
+        f.end[:count], f.end[count:] = [state.end for state in states], 0
+        f.anchor[:count], f.anchor[count:] = positions, 0
+        for pages, state in zip(f.pages, states, strict=False):
+            pages[: len(state.pages)] = state.pages
 
     def _pool(self) -> torch.Tensor:
         c, data = self.config, self._arena.data
@@ -278,11 +272,12 @@ class CudaDFlash:
     def _make(self, shape: DraftShape) -> Pass:
         sent, block = self.device.host_room(shape.words), self.device.room(shape.words)
         room, given, logits = self._room, self._given, self._logits[: shape.sequences]
-        step = DraftStep(self.config, self._weights, room, shape, DraftFields.of(block, shape))
+        step = DraftStep(self.config, self._weights, room, shape, split_draft(block, shape))
         lines = (shape.sequences if shape.nodes else 0, 3 * shape.nodes + 1)
         back, out = self.device.host_room(*lines), self.device.room(*lines)
-        asked = DraftFields.of(sent, shape)
-        asked.slot.fill_(-1)  # padding, until it is filled
+        asked = split_draft(sent.numpy(), shape)
+        asked.slot[:] = -1  # padding, until it is filled
+        asked.tokens.reshape(-1, shape.block)[:, 1:] = self.config.mask_token_id
 
         def launch() -> None:
             block.copy_(sent, non_blocking=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from hedgerow.model.cuda_draft_weights import DraftWeights
-from hedgerow.model.cuda_plan import aligned
+from hedgerow.model.cuda_plan import Block, aligned
 from hedgerow.model.draft_config import DraftConfig
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.draft_block import draft_attention, draft_rows
@@ -39,25 +39,29 @@ class DraftShape(NamedTuple):
         return sum(map(aligned, self.sizes))
 
 
-class DraftFields(NamedTuple):
-    """The parts of a pass's block of integers."""
+class DraftFields(NamedTuple, Generic[Block]):
+    """The parts of a pass's block of integers, as NumPy's or torch's."""
 
-    slot: torch.Tensor  # [features], in the pool; -1: padding
-    at: torch.Tensor  # [features] positions
-    tokens: torch.Tensor  # [sequences * block]
-    position: torch.Tensor  # [sequences * block]
-    start: torch.Tensor  # [sequences]
-    end: torch.Tensor  # [sequences]
-    anchor: torch.Tensor  # [sequences]
-    budgets: torch.Tensor  # [sequences] nodes
-    caps: torch.Tensor  # [sequences] tokens at one depth
-    pages: torch.Tensor  # [sequences, pages]
+    slot: Block  # [features], in the pool; -1: padding
+    at: Block  # [features] positions
+    tokens: Block  # [sequences * block]
+    position: Block  # [sequences * block]
+    start: Block  # [sequences]
+    end: Block  # [sequences]
+    anchor: Block  # [sequences]
+    budgets: Block  # [sequences] nodes
+    caps: Block  # [sequences] tokens at one depth
+    pages: Block  # [sequences, pages]
 
-    @classmethod
-    def of(cls, block: torch.Tensor, s: DraftShape) -> DraftFields:
-        parts = torch.split(block, list(map(aligned, s.sizes)))
-        *rest, pages = (part[:size] for part, size in zip(parts, s.sizes, strict=True))
-        return cls._make([*rest, pages.view(s.sequences, s.pages)])
+
+def split_draft(block: Block, shape: DraftShape) -> DraftFields[Block]:
+    """Views of `block` [shape.words]."""
+    parts, begin = list[Block](), 0
+    for size in shape.sizes:
+        parts.append(block[begin : begin + size])
+        begin += aligned(size)
+    parts[-1] = parts[-1].reshape(shape.sequences, shape.pages)
+    return DraftFields(*parts)
 
 
 class DraftRoom:
@@ -93,7 +97,12 @@ class DraftStep:
     """The pass over one shape. `fields` are its integers on the device."""
 
     def __init__(
-        self, c: DraftConfig, weights: DraftWeights, room: DraftRoom, shape: DraftShape, fields: DraftFields
+        self,
+        c: DraftConfig,
+        weights: DraftWeights,
+        room: DraftRoom,
+        shape: DraftShape,
+        fields: DraftFields[torch.Tensor],
     ) -> None:
         self.c, self.weights, self.room, self.shape, self.fields = c, weights, room, shape, fields
 

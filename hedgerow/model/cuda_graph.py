@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
 
 log = logging.getLogger(__name__)
 NEWS = 2.0  # seconds between two lines about passes that are prepared
 MOST_KEPT = 384  # recorded passes of one kind; what was not used for the longest time is made again
+
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def inference(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """`torch.inference_mode()`, entered only where it is not in force: that takes longer than many a call."""
+    within = torch.inference_mode()(function)
+
+    @functools.wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return function(*args, **kwargs) if torch.is_inference_mode_enabled() else within(*args, **kwargs)
+
+    return call
 
 
 class Recorded:
