@@ -27,6 +27,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
 MAX_BUDGET = 63  # the verifier's default
 MOST_PROCESSES = 16  # of one service
+MOST_RANKS = 64  # of one verifier
 KINDS = ("dflash", "lookup", "none")
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -53,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("kvstore", "on the same Redis"),
     ):
         parser.add_argument(f"--{service}s", type=int, default=1, metavar="N", help=f"{service} processes, {more}")
+    parser.add_argument(
+        "--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share the model, a process each"
+    )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="where target and drafter are computed; cpu if not given"
     )
@@ -116,6 +120,10 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
     if port and port + args.gateways > 1 << 16:
         raise InvalidRequest("--listen", args.listen, f"a port that leaves room for {args.gateways} gateways")
     settings = _settings(args.set, {} if args.tls is None else tls_settings(args.tls))
+    if not 1 <= args.tensor_parallel <= MOST_RANKS:
+        raise InvalidRequest("--tensor-parallel", args.tensor_parallel, f"in [1, {MOST_RANKS}]")
+    if args.tensor_parallel > 1:
+        settings.setdefault("verifier", {}).setdefault("TENSOR_PARALLEL", str(args.tensor_parallel))
     if args.device is not None:
         for service in ("verifier", "drafter"):
             settings.setdefault(service, {}).setdefault("DEVICE", args.device)

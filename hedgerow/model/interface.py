@@ -66,6 +66,19 @@ class WholeSteps(Protocol):
 
 
 @runtime_checkable
+class Sharded(Protocol):
+    """A target whose sums are made of so many parts, one rank's each."""
+
+    @property
+    def shards(self) -> int: ...
+
+
+def shards(model: object) -> int:
+    """Parts of a model's sums; 1 for a model that is not divided."""
+    return model.shards if isinstance(model, Sharded) else 1
+
+
+@runtime_checkable
 class Prepares(Protocol):
     """A model on a device: slow where it meets a new shape of step, and able to meet them before anybody waits."""
 

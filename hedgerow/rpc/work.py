@@ -39,10 +39,10 @@ def run_service(main: Coroutine[Any, Any, None]) -> NoReturn:
         log.error("the service failed", exception=error)
     finally:
         trace_export.stop()
-        _end(status)
+        end_now(status)
 
 
-def _end(status: int) -> NoReturn:
+def end_now(status: int) -> NoReturn:
     """Ends the process without the interpreter's tidying up, which has nothing to save once `main` has drained.
 
     It would join the threads that load or compute, whose results nobody takes any more (a large checkpoint loads for

@@ -49,6 +49,15 @@ class VerifierServiceConfig(ComputingConfig):
     max_budget: int = field(
         default=63, metadata={"min": 0, "max": MOST_BUDGET, "help": "the most that a request may ask for"}
     )
+    tensor_parallel: int = field(
+        default=1,
+        metadata={
+            "min": 1,
+            "max": 64,
+            "help": "ranks that share the model, a process each; above 1 with torch on a CPU. A rank that dies or "
+            "hangs ends the verifier, which comes back with all of them",
+        },
+    )
     max_sequences: int = field(default=32, metadata={"min": 1, "max": 65536, "help": "sequences in the running batch"})
     max_waiting: int = field(default=256, metadata={"min": 0, "max": 1 << 20, "help": "sequences behind it"})
     cache_pages: int | None = field(

@@ -27,7 +27,7 @@ from hedgerow.engine.types import (
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal, InvalidRequest, Unsupported
 from hedgerow.model.card import AcceptanceCard
-from hedgerow.model.interface import Target
+from hedgerow.model.interface import Target, shards
 from hedgerow.v1 import common_pb2, drafter_pb2, verifier_pb2
 from services.verifier.agreement import Described
 from services.verifier.config import MOST_BUDGET
@@ -262,7 +262,7 @@ def description(
     """What this group is; `defaults` are fields of SamplingParams."""
     return verifier_pb2.DescribeResponse(
         model=name,
-        fingerprint=fingerprint(model.checkpoint_hash, model.kernel_law, model.architecture, "fp32"),
+        fingerprint=fingerprint(model.checkpoint_hash, model.kernel_law, model.architecture, "fp32", shards(model)),
         vocab_size=model.config.vocab_size,
         context_length=engine.max_context,
         eos_token_ids=model.config.eos_token_ids,
@@ -276,17 +276,19 @@ def description(
     )
 
 
-def fingerprint(checkpoint_hash: str, kernel_law: str, architecture: str, dtypes: str) -> common_pb2.Fingerprint:
+def fingerprint(
+    checkpoint_hash: str, kernel_law: str, architecture: str, dtypes: str, tp_size: int
+) -> common_pb2.Fingerprint:
     """Everything that decides the bits. The digest is over the fields' texts in their order, one a line."""
     mode = common_pb2.EXECUTION_MODE_EXACT
-    fields = (checkpoint_hash, kernel_law, architecture, "1", dtypes, str(int(mode)))
+    fields = (checkpoint_hash, kernel_law, architecture, str(tp_size), dtypes, str(int(mode)))
     digest = hashlib.sha256("\n".join(fields).encode()).hexdigest()
     return common_pb2.Fingerprint(
         digest=digest,
         checkpoint_hash=checkpoint_hash,
         kernel_law=kernel_law,
         architecture=architecture,
-        tp_size=1,
+        tp_size=tp_size,
         dtypes=dtypes,
         mode=mode,
     )

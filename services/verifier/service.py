@@ -36,6 +36,7 @@ from services.verifier.loop import StepLoop
 from services.verifier.metrics import watch_acceptance, watch_device, watch_drafter, watch_engine
 from services.verifier.peers import DrafterPeer, Patience, ask_drafter
 from services.verifier.probe import AcceptanceProbe
+from services.verifier.ranks import load_ranks
 from services.verifier.servicer import Loaded, VerifierServicer
 from services.verifier.spans import Attachments
 from services.verifier.vocabulary import read_vocabulary
@@ -155,6 +156,8 @@ def _model(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Model:
         value = getattr(config, field)
         if value > most:
             raise ConfigError(variable_of(field), str(value), f"at most {most} where device is cuda")
+    if config.tensor_parallel > 1:
+        return load_ranks(config, layers)
     return load_target(config.model_path, layers, engine, config.threads_used, device=device)
 
 

@@ -38,6 +38,14 @@ def test_a_device_is_that_of_target_and_drafter_and_a_setting_of_one_of_them_win
     assert "DEVICE" not in config(checkout).settings.get("verifier", {})
 
 
+def test_ranks_are_the_verifiers_setting(checkout: Path) -> None:
+    assert config(checkout, "--tensor-parallel", "2").settings == {"verifier": {"TENSOR_PARALLEL": "2"}}
+    assert "verifier" not in config(checkout).settings
+    for number in ("0", "65", "-1"):
+        with pytest.raises(InvalidRequest, match="--tensor-parallel"):
+            config(checkout, "--tensor-parallel", number)
+
+
 def test_without_options_it_serves_the_bundled_pair(checkout: Path) -> None:
     chosen = config(checkout)
     assert chosen.model == checkout / "models/sapling"

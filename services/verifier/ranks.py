@@ -1,0 +1,38 @@
+"""A verifier whose model is divided among processes: which settings that takes, and what the loss of one does."""
+
+from __future__ import annotations
+
+import torch
+
+from hedgerow.engine.ranks import RankGroup
+from hedgerow.model.interface import Target
+from hedgerow.rpc.config import ConfigError, variable_of
+from hedgerow.rpc.logs import get_log
+from hedgerow.rpc.work import end_now
+from services.verifier.config import VerifierServiceConfig
+
+log = get_log(__name__)
+
+
+def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target:
+    """The model of `tensor_parallel` ranks, of which this process is the first. Raises HedgerowError."""
+    for field, good, limit in (
+        ("device", config.device == "cpu", "cpu"),
+        ("engine", config.engine != "compiled", "auto or torch, for the compiled engine does not divide a model"),
+    ):
+        if not good:
+            value = str(getattr(config, field))
+            raise ConfigError(variable_of(field), value, f"must be {limit}, where tensor_parallel is above 1")
+    threads = max(1, config.threads_used // config.tensor_parallel)
+    torch.set_num_threads(threads)
+    group = RankGroup(config.model_path, config.tensor_parallel, threads, on_lost=_lost)
+    target = group.load(layers)
+    log.info("all ranks are ready", ranks=config.tensor_parallel, threads=threads, law=target.kernel_law)
+    return target
+
+
+def _lost(why: str) -> None:
+    """Ends the process as if it had been killed: its sequences go on elsewhere, or here once it is back. A step that
+    failed would tell their owners that they are over."""
+    log.error("a rank of the group is lost; this process ends", why=why)
+    end_now(1)

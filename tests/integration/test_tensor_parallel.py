@@ -1,0 +1,84 @@
+"""`hedgerow up --tensor-parallel 2`: the whole stack over two rank processes, and streams that outlive a lost rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hedgerow.cli.supervisor import Stack, StackConfig
+from hedgerow.client import AsyncClient, Options, Retry
+from tests.polling import soon
+from tests.tiny import TinyTarget, write_tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = TinyTarget(expert_width=128, dense_width=256)
+TEXT = "def f(x):\n    return"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    paths = write_tiny(tmp_path_factory.mktemp("models"), TARGET)
+    settings = {"verifier": {"TENSOR_PARALLEL": "2"}}
+    config = StackConfig(
+        ROOT, paths.target, tmp_path_factory.mktemp("data"), drafter=paths.drafter, budget=8, settings=settings
+    )
+    with Stack(config) as running:
+        yield running
+
+
+def ranks(pid: int) -> list[int]:
+    """Rank processes that this one started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (process / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == pid and b"rank_process" in command:
+            found.append(int(process.name))
+    return found
+
+
+OPTIONS: Options = {"temperature": 0.8, "seed": 5, "ignore_eos": True}
+
+
+async def tokens(stack: Stack, budget: int, count: int) -> list[int]:
+    async with AsyncClient(stack.address("gateway"), retry=Retry(total=100)) as client:
+        return list((await client.complete(TEXT, budget=budget, max_tokens=count, **OPTIONS)).tokens)
+
+
+async def test_trees_over_two_ranks_give_the_tokens_of_plain_decoding(stack: Stack) -> None:
+    assert len(ranks(stack.pid("verifier"))) == 1
+    plain = await tokens(stack, 0, 48)
+    assert len(plain) == 48
+    assert await tokens(stack, 8, 48) == plain
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_stream_outlives_a_lost_rank(stack: Stack, number: signal.Signals) -> None:
+    """The group is out of service within ten seconds, comes back with other processes, and the text goes on as if."""
+    stack.wait_ready("verifier")
+    expected = await tokens(stack, 8, 100)
+    verifier = stack.pid("verifier")
+    (lost,) = ranks(verifier)
+    found: list[int] = []
+    async with AsyncClient(stack.address("gateway"), retry=Retry(total=100)) as client:
+        async for chunk in client.generate(TEXT, budget=8, max_tokens=100, **OPTIONS):
+            if not found:
+                os.kill(lost, number)
+                await soon(lambda: not alive(verifier) and not alive(lost), 10, "the end of the group")
+            found += chunk.tokens
+    assert found == expected
+    stack.wait_ready("verifier")
+    assert len(ranks(stack.pid("verifier"))) == 1
+    assert any("a rank of the group is lost" in line for line in stack.logs("verifier"))
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

@@ -1,0 +1,39 @@
+"""What a verifier of several ranks takes, and what it says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hedgerow.model.compiled import CompiledK2
+from hedgerow.model.interface import shards
+from hedgerow.model.k2 import K2Model
+from hedgerow.rpc.config import ConfigError
+from kernels.collectives import Ranks
+from kernels.linear import MIN_4
+from services.verifier.config import VerifierServiceConfig
+from services.verifier.convert import fingerprint
+from services.verifier.ranks import load_ranks
+from tests.tiny import TinyTarget, write_target
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "named"),
+    [("device", "cuda", "HEDGEROW_DEVICE.*cuda.*cpu"), ("engine", "compiled", "HEDGEROW_ENGINE.*compiled.*torch")],
+)
+def test_what_is_not_divided_is_refused_by_name(tmp_path: Path, setting: str, value: str, named: str) -> None:
+    given = {"listen": "127.0.0.1:0", "model_path": tmp_path, "model_name": "m", "tensor_parallel": 2, setting: value}
+    with pytest.raises(ConfigError, match=named):
+        load_ranks(VerifierServiceConfig(**given), ())  # type: ignore[arg-type]
+
+
+def test_the_number_of_ranks_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    """And one process with as many shards has the group's."""
+    write_target(tmp_path, TinyTarget(expert_width=128, dense_width=256))
+    one, two = (K2Model.load(tmp_path, (), MIN_4, ranks=Ranks(count)) for count in (1, 2))
+    assert (shards(one), shards(two)) == (1, 2)
+    assert shards(CompiledK2.__new__(CompiledK2)) == 1
+    prints = [fingerprint(m.checkpoint_hash, m.kernel_law, m.architecture, "fp32", shards(m)) for m in (one, two)]
+    assert [found.tp_size for found in prints] == [1, 2]
+    assert prints[0].digest != prints[1].digest
