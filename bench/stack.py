@@ -5,7 +5,7 @@ verifiers.
     python -m bench.stack kills --device cuda     eight streams whose verifiers are killed at random steps
 
 `rates` counts while all streams decode. Of a step: `draft` is the verifier's wait for trees, `device` what both
-processes wait for a GPU, `host` the verifier's and the drafter's own time, `around` what is left of the wall clock:
+processes wait for a GPU, `verifier_host` and `drafter_host` their own time, `around` what is left of the wall clock:
 messages, the event loop, steps that wait for work. `kills` compares every token with an undisturbed plain run.
 Results go to bench/results/stack-<part>-<device>.json with commit and machine.
 """
@@ -91,7 +91,8 @@ def split(before: dict[str, float], after: dict[str, float], wall: float) -> dic
         "step": step,
         "draft": draft,
         "device": device + draft_device,
-        "host": step - draft - device + drafted - draft_device,
+        "verifier_host": step - draft - device,
+        "drafter_host": drafted - draft_device,
         "around": wall - step,
     }
     return {f"{name}_ms": round(1e3 * seconds / steps, 3) for name, seconds in parts.items()}
