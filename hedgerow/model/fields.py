@@ -36,10 +36,11 @@ class Fields:
         """Raises ConfigError, also for a name that comes twice in one object: which one counts, nobody can know."""
 
         def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            found = dict(pairs)
-            if len(found) < len(pairs):
-                names = [name for name, _ in pairs]
-                raise ConfigError(file, next(n for n in found if names.count(n) > 1), "twice", "must be there once")
+            found: dict[str, Any] = {}
+            for name, value in pairs:
+                if name in found:
+                    raise ConfigError(file, name, "twice", "must be there once")
+                found[name] = value
             return found
 
         try:

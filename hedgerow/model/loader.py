@@ -186,5 +186,5 @@ def load_embedding_and_head(folder: Path) -> EmbeddingAndHead:
     )
     digest = hashlib.sha256(f"{shape}".encode())
     for tensor in (embedding, head):
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.numpy().data)
     return EmbeddingAndHead(embedding, head, digest.hexdigest())

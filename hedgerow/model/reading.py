@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -93,8 +93,12 @@ class Files:
             self._columns(out, entry, share)
             return
         start = entry.start + (0 if axis is None else share.rank * out.numel())
-        if out.is_cuda:
-            self._staged(out, entry.file, start)
+        staging = self._staging_for(out)
+        if staging is not None:
+            for at in range(0, out.numel(), CHUNK):
+                part = out[at : at + CHUNK]
+                self.fill(staging.free(part.numel()), entry.file, start + at)
+                staging.move(part)
             return
         for at in range(0, out.numel(), CHUNK):
             self.fill(out[at : at + CHUNK], entry.file, start + at)
@@ -119,27 +123,25 @@ class Files:
         at_once = max(1, len(scratch) // wide)
         if wide > len(scratch):
             raise CheckpointError(entry.file, "", f"rows of at most {len(scratch)} bytes", wide)
-        target = out.view(rows, part)
+        target, staging = out.view(rows, part), self._staging_for(out)
         for row in range(0, rows, at_once):
             count = min(at_once, rows - row)
             lines = scratch[: count * wide]
             self.fill(lines, entry.file, entry.start + row * wide)
             mine = lines.view(count, wide)[:, share.rank * part : (share.rank + 1) * part]
-            if out.is_cuda:
-                self._pinned(out).send(target[row : row + count].view(-1), mine.contiguous().view(-1))
+            if staging is not None:
+                staging.free(mine.numel()).view(count, part).copy_(mine)
+                staging.move(target[row : row + count].view(-1))
             else:
                 np.copyto(target[row : row + count].numpy(), mine.numpy())
 
-    def _staged(self, out: torch.Tensor, file: Path, start: int) -> None:
-        staging = self._pinned(out)
-        for at in range(0, out.numel(), CHUNK):
-            part = out[at : at + CHUNK]
-            self.fill(staging.free(part.numel()), file, start + at)
-            staging.move(part)
-
-    def _pinned(self, out: torch.Tensor) -> Staging:
+    def _staging_for(self, out: torch.Tensor) -> Staging | None:
+        """What stands before the device of `out`; None before host memory."""
+        if not out.is_cuda:
+            return None
         if self._staging is None or self._staging.device != out.device:
-            self._staging = Staging(out.device)
+            halves = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+            self._staging = Staging(out.device, halves, [torch.cuda.Event() for _ in halves])
         return self._staging
 
     def _room(self) -> torch.Tensor:
@@ -153,13 +155,19 @@ class Files:
         return self._open[file]
 
 
+class Event(Protocol):
+    """As torch.cuda.Event: recorded behind a copy, waited for before its memory is written again."""
+
+    def record(self) -> None: ...
+    def synchronize(self) -> None: ...
+
+
 class Staging:
     """Two halves of pinned memory before a device: one is read into while the other is on its way."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self._turn = device, 0
-        self._halves = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._sent = [torch.cuda.Event() for _ in range(2)]  # never recorded: nothing to wait for
+    def __init__(self, device: torch.device, halves: Sequence[torch.Tensor], sent: Sequence[Event]) -> None:
+        self.device, self._turn, self._halves = device, 0, halves
+        self._sent = sent  # an event that was never recorded is no wait
 
     def free(self, count: int) -> torch.Tensor:
         """`count` bytes of the half whose turn it is, once what it held has arrived."""
@@ -168,13 +176,12 @@ class Staging:
 
     def move(self, out: torch.Tensor) -> None:
         """The half's bytes to `out`; the other half is next."""
-        out.copy_(self._halves[self._turn][: out.numel()], non_blocking=True)
-        self._sent[self._turn].record(torch.cuda.current_stream(self.device))
+        self._copy(out, self._halves[self._turn][: out.numel()])
+        self._sent[self._turn].record()
         self._turn = 1 - self._turn
 
-    def send(self, out: torch.Tensor, bytes_: torch.Tensor) -> None:
-        self.free(len(bytes_)).copy_(bytes_)
-        self.move(out)
+    def _copy(self, out: torch.Tensor, half: torch.Tensor) -> None:
+        out.copy_(half, non_blocking=True)
 
 
 def close(files: dict[Path, int]) -> None:

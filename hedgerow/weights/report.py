@@ -228,10 +228,10 @@ def lines(report: Report, most: int = 20) -> Iterator[str]:
     for name, text in report.told.items():
         yield f"  {name:<8}{text}"
     if report.needs:
-        yield f"  {'ranks':<8}{'weights a rank':>15}" + "".join(f"{card.name:>18}" for card in CARDS)
+        yield f"  {'ranks':<8}{'weights a rank':>15}" + "".join(f"{card.name:>21}" for card in CARDS)
     for need in report.needs:
         cells = (f"{tokens:,} tokens" if tokens else "no" for tokens in need.cache.values())
-        yield f"  {need.ranks:<8}{shown(need.weights):>15}" + "".join(f"{cell:>18}" for cell in cells)
+        yield f"  {need.ranks:<8}{shown(need.weights):>15}" + "".join(f"{cell:>21}" for cell in cells)
     if report.needs:
         yield f"  {'':<8}tokens of cache in {USABLE:.0%} of the card beside the weights, without a drafter; no: no fit"
     for note in report.notes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import INDEX, Checkpoint
 from hedgerow.weights.published import MINI, MINI_FP8, Member, Sizes
 from hedgerow.weights.rehearse import write
+from kernels.fp8 import TEST_SHAPES, fp8_unpack
 from tests.peers import PEER_LATENT_EPS, TOLERANCE, chain
 
 with warnings.catch_warnings():
@@ -103,6 +105,19 @@ def multiplied_out(folder: Path, other: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config.pop("quantization_config")
     (other / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(("rows", "columns"), TEST_SHAPES)
+def test_every_fp8_code_is_multiplied_by_its_blocks_scale(rows: int, columns: int) -> None:
+    """Element by element in the words of the definition, one float32 product; NaN codes included."""
+    g = torch.Generator().manual_seed(rows)
+    codes = torch.randint(256, (rows, columns), generator=g, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    scales = torch.randn(math.ceil(rows / 128), math.ceil(columns / 128), generator=g)
+    got, values = fp8_unpack(codes, scales), codes.float()
+    for n in range(rows):
+        for k in range(0, columns, 64 if rows > 1 else 1):
+            expected = values[n, k] * scales[n // 128, k // 128]
+            assert torch.equal(got[n, k].view(torch.int32), expected.view(torch.int32)), (n, k)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -42,6 +42,15 @@ def test_a_missing_file_of_a_checkpoint_is_named(checkpoint: Path, missing: str)
         check_target(checkpoint)
 
 
+def test_files_of_images_need_not_be_there(checkpoint: Path) -> None:
+    """K2.5 and K2.6 have 0.9 GB of them, in files of their own."""
+    index = {
+        "weight_map": {"a": "one.safetensors", "vision_tower.x": "x.safetensors", "mm_projector.y": "y.safetensors"}
+    }
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_target(checkpoint)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
 @pytest.mark.parametrize("text", ["", "[1]", "{", "\xff"])
 def test_a_file_that_is_no_json_object_is_named(checkpoint: Path, name: str, text: str) -> None:

@@ -17,7 +17,7 @@ from hedgerow.model import reading
 from hedgerow.model.config import K2Config
 from hedgerow.model.folder import stored
 from hedgerow.model.loader import Checkpoint, CheckpointError
-from hedgerow.model.reading import DTYPES, Meter, Progress
+from hedgerow.model.reading import DTYPES, Meter, Progress, Staging
 from hedgerow.model.tensors import Share, tensors
 from hedgerow.weights.published import MINI, MINI_FP8, ONE_LAYER, Member, Sizes
 from hedgerow.weights.rehearse import write
@@ -134,6 +134,55 @@ def test_progress_has_bytes_and_time_left() -> None:
     assert [p.done for p in told] == [200, 400, 600, 800, 1000]
     assert [p.left for p in told] == [8.0, 6.0, 4.0, 2.0, 0.0]
     assert str(Progress(30_000_000_000, 76_200_000_000, 15.0)) == "30.0 of 76.2 GB, 2.00 GB/s, 23 s left"
+
+
+class LateStaging(Staging):
+    """A device whose copies happen as late as they may: when the half is waited for, or at the end."""
+
+    def __init__(self, size: int) -> None:
+        self.queued: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[], []]
+        halves = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+        super().__init__(torch.device("cpu"), halves, [LateEvent(copies) for copies in self.queued])
+
+    def _copy(self, out: torch.Tensor, half: torch.Tensor) -> None:
+        self.queued[self._turn].append((out, half))
+
+    def arrive(self) -> None:
+        for event in self._sent:
+            event.synchronize()
+
+
+class LateEvent:
+    def __init__(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.copies, self.waits = copies, 0
+
+    def record(self) -> None:
+        """Behind what was queued."""
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        for out, half in self.copies:
+            out.copy_(half)
+        self.copies.clear()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_half_that_is_on_its_way_to_a_device_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """The device's copies are as late as they may be; rows, columns and tensors of many chunks arrive all the same."""
+    monkeypatch.setattr(reading, "CHUNK", 3000)
+    member, s = FOLDERS[0]
+    write(tmp_path, member, s)
+    late, config = LateStaging(3000), K2Config.from_folder(tmp_path)
+    plain, staged = Checkpoint(tmp_path, Share(ranks - 1, ranks)), Checkpoint(tmp_path, Share(ranks - 1, ranks))
+    monkeypatch.setattr(staged._files, "_staging_for", lambda out: late)
+    for wanted in tensors(config):
+        got = staged.raw(wanted.name, wanted.shape, tuple(DTYPES.values()))
+        late.arrive()
+        expected = plain.raw(wanted.name, wanted.shape, tuple(DTYPES.values()))
+        assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8)), wanted.name
+    assert all(event.waits > 100 for event in late._sent)  # type: ignore[attr-defined]
 
 
 LOAD = """
