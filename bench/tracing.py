@@ -144,9 +144,12 @@ async def measure(stack: Stack, given: argparse.Namespace) -> dict[str, Any]:
                     ratios[name][at].append(getattr(done[name], what) / base)
                 ratios["none"][at].append(getattr(one, what) / getattr(other, what))
             spent += [one.cpu, other.cpu]
-            each = zip(done["all"].by_service, one.by_service, other.by_service, strict=True)
-            more.append([1e6 * (traced - (first + second) / 2) for traced, first, second in each])
-            print(f"turn {turn}: " + "; ".join(line(name, both) for name, both in ratios.items()), flush=True)
+            three = zip(done["all"].by_service, one.by_service, other.by_service, strict=True)
+            more.append([1e6 * (traced - (first + second) / 2) for traced, first, second in three])
+            each = zip(SERVICES, zip(*more, strict=True), strict=True)
+            where = ", ".join(f"{name} {trimmed(values):+.1f}" for name, values in each)
+            shown = "; ".join(line(name, both) for name, both in ratios.items())
+            print(f"turn {turn}: {shown}; us a token of {1e6 * statistics.median(spent):.0f}: {where}", flush=True)
     known = {name: {"throughput": spread(both[0]), "cpu_per_token": spread(both[1])} for name, both in ratios.items()}
     by_service = {name: spread(list(each)) for name, each in zip(SERVICES, zip(*more, strict=True), strict=True)}
     return known | {
