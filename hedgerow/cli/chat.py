@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from hedgerow.cli import options
+from hedgerow.cli.answer import show_answer
 from hedgerow.cli.command import Command, say, status_of
+from hedgerow.cli.generate import read
 from hedgerow.cli.show import exit_status, show, unbroken
-from hedgerow.client import Client, Message, SyncStream
+from hedgerow.client import Answer, Client, Message, SyncStream
 from hedgerow.errors import Cancelled, HedgerowError, InvalidRequest, Unavailable
 
 PROMPT = "> "
@@ -21,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The question and the options."""
     parser.add_argument("question", nargs="?", help="ask this and end; without it: a conversation")
     parser.add_argument("--system", metavar="TEXT", help="a system message at the beginning")
+    parser.add_argument("--tools", type=Path, metavar="FILE", help="declare these tools: OpenAI's array, as JSON")
     thinking = parser.add_mutually_exclusive_group()
     thinking.add_argument("--thinking", action="store_true", default=None, help="let the model think first")
     thinking.add_argument("--no-thinking", action="store_false", dest="thinking", help="do not let it")
@@ -33,10 +37,11 @@ def run(client: Client, args: argparse.Namespace) -> int:
     The exit status of a pipe's is that of the first answer that failed.
     """
     beginning = [Message("system", args.system)] if args.system else []
+    args.tools = None if args.tools is None else read(args.tools, "--tools")
     if args.question is not None:
         stream = _ask(client, [*beginning, Message("user", args.question)], args)
         with unbroken(stream):
-            show(stream, as_json=args.json, runs=args.show_runs)
+            _show(stream, args)
             return exit_status(stream)
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
@@ -53,10 +58,10 @@ def _converse(client: Client, beginning: list[Message], args: argparse.Namespace
         elif question:
             messages.append(Message("user", question))
             answer = _answer(client, messages, args)
-            if answer.text is None:
+            if answer.message is None:
                 messages.pop()
             else:
-                messages.append(Message("assistant", answer.text))
+                messages.append(answer.message)
             status = status or answer.status
     return 0 if sys.stdin.isatty() else status
 
@@ -75,7 +80,7 @@ def _next_question() -> str | None:
 class _Answer(NamedTuple):
     """None: there is none, and the question is not part of the conversation. `status` is what a script gets."""
 
-    text: str | None
+    message: Message | None
     status: int
 
 
@@ -83,7 +88,7 @@ def _answer(client: Client, messages: list[Message], args: argparse.Namespace) -
     try:
         stream = _ask(client, messages, args)
         with unbroken(stream):
-            return _Answer(show(stream, as_json=args.json, runs=args.show_runs), exit_status(stream))
+            return _Answer(_show(stream, args).message(), exit_status(stream))
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
@@ -96,8 +101,17 @@ def _answer(client: Client, messages: list[Message], args: argparse.Namespace) -
     return _Answer(None, 0)
 
 
+def _show(stream: SyncStream, args: argparse.Namespace) -> Answer:
+    """By its parts; as it comes where JSON or the runs of tokens are wanted."""
+    if not args.json and not args.show_runs:
+        return show_answer(stream)
+    answer = Answer()
+    show(stream, as_json=args.json, runs=args.show_runs, seen=answer.add)
+    return answer
+
+
 def _ask(client: Client, messages: list[Message], args: argparse.Namespace) -> SyncStream:
-    return client.chat(messages, thinking=args.thinking, **options.options(args))
+    return client.chat(messages, tools=args.tools, thinking=args.thinking, **options.options(args))
 
 
 COMMANDS = (Command("chat", "talk to the model", add_arguments, run),)

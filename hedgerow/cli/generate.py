@@ -31,7 +31,7 @@ def prompt_of(args: argparse.Namespace) -> str:
     if args.prompt is not None and args.file is not None:
         raise InvalidRequest("prompt", args.prompt, "not given together with --file")
     if args.file is not None:
-        return _read(args.file)
+        return read(args.file, "--file")
     if args.prompt is not None and args.prompt != "-":
         return str(args.prompt)
     if args.prompt is None and sys.stdin.isatty():
@@ -42,13 +42,14 @@ def prompt_of(args: argparse.Namespace) -> str:
         raise InvalidRequest("prompt", "standard input", "UTF-8 text") from None
 
 
-def _read(path: Path) -> str:
+def read(path: Path, option: str) -> str:
+    """The text of a file that an option names. Raises InvalidRequest."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidRequest("--file", str(path), f"a readable file: {error.strerror}") from None
+        raise InvalidRequest(option, str(path), f"a readable file: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InvalidRequest("--file", str(path), "UTF-8 text") from None
+        raise InvalidRequest(option, str(path), "UTF-8 text") from None
 
 
 COMMANDS = (Command("generate", "continue a text", add_arguments, run),)

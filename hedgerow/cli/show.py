@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import cycle
@@ -65,14 +65,22 @@ def how_to_go_on(position: Position) -> str:
     return " ".join(words)
 
 
-def show(stream: SyncStream, *, as_json: bool, runs: bool, out: TextIO | None = None) -> str:
-    """Print a stream as it comes; returns its text."""
+def show(
+    stream: SyncStream,
+    *,
+    as_json: bool,
+    runs: bool,
+    out: TextIO | None = None,
+    seen: Callable[[Chunk], None] = lambda chunk: None,
+) -> str:
+    """Print a stream as it comes; returns its text. `seen` is called with each chunk."""
     out = out or sys.stdout
     if as_json:
-        return _show_json(stream, out)
+        return _show_json(stream, out, seen)
     text: list[str] = []
     marks = cycle(COLOURS)
     for chunk in stream:
+        seen(chunk)
         text.append(chunk.text)
         if chunk.text:
             out.write(_marked(chunk.text, next(marks), coloured=out.isatty()) if runs else chunk.text)
@@ -104,12 +112,13 @@ def _marked(text: str, colour: str, *, coloured: bool) -> str:
     return "\n".join(f"{colour}{line}{RESET}" if line else "" for line in text.split("\n"))
 
 
-def _show_json(stream: SyncStream, out: TextIO) -> str:
+def _show_json(stream: SyncStream, out: TextIO, seen: Callable[[Chunk], None]) -> str:
     text: list[str] = []
     ascii_only = not (getattr(out, "encoding", None) or "utf-8").lower().startswith("utf")
     for event in stream.events():
         kind = {Started: "started", Chunk: "chunk", Finished: "finished"}[type(event)]
         if isinstance(event, Chunk):
+            seen(event)
             text.append(event.text)
         out.write(json.dumps({"event": kind, **plain(asdict(event))}, ensure_ascii=ascii_only) + "\n")
         out.flush()

@@ -6,6 +6,15 @@ Errors are those of `hedgerow.errors`.
 from hedgerow.certificates import Tls
 from hedgerow.client._admin import ProcessStatus, process_status
 from hedgerow.client._async import AsyncClient
+from hedgerow.client._chat import (
+    Answer,
+    ContentDelta,
+    Delta,
+    Message,
+    ReasoningDelta,
+    ToolCall,
+    ToolCallDelta,
+)
 from hedgerow.client._environment import API_KEY
 from hedgerow.client._retry import Retry
 from hedgerow.client._stream import Stream
@@ -15,7 +24,6 @@ from hedgerow.client._types import (
     Event,
     Finished,
     FinishReason,
-    Message,
     Model,
     Options,
     Position,
@@ -28,15 +36,17 @@ from hedgerow.client._types import (
     Step,
     Stored,
     Timings,
-    ToolCall,
     Usage,
 )
 
 __all__ = [
     "API_KEY",
+    "Answer",
     "AsyncClient",
     "Chunk",
     "Client",
+    "ContentDelta",
+    "Delta",
     "Event",
     "FinishReason",
     "Finished",
@@ -45,6 +55,7 @@ __all__ = [
     "Options",
     "Position",
     "ProcessStatus",
+    "ReasoningDelta",
     "Result",
     "Retry",
     "Running",
@@ -59,6 +70,7 @@ __all__ = [
     "Timings",
     "Tls",
     "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "process_status",
 ]

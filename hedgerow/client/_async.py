@@ -9,8 +9,8 @@ from typing import Any, TypeVar, Unpack
 from google.protobuf.message import Message
 
 from hedgerow.certificates import Tls
-from hedgerow.client import _convert, _environment
-from hedgerow.client._convert import Messages
+from hedgerow.client import _conversation, _convert, _environment
+from hedgerow.client._conversation import Messages, Tools
 from hedgerow.client._fields import check_size, fill, seconds
 from hedgerow.client._gateways import Gateways, check_tenant
 from hedgerow.client._retry import Retry
@@ -72,13 +72,18 @@ class AsyncClient:
         self,
         messages: Messages,
         *,
+        tools: Tools | None = None,
         thinking: bool | None = None,
         preserve_thinking: bool | None = None,
         **options: Unpack[Options],
     ) -> Stream:
-        """Answer a conversation. A message is a `Message` or a mapping with its fields."""
+        """Answer a conversation. A message is a `Message` or a mapping with its fields.
+
+        `tools` is OpenAI's array of declarations, or that as JSON. Chunks tell reasoning, content and calls apart;
+        `Answer` puts them together.
+        """
         asked = _convert.request(options)
-        asked.chat.CopyFrom(_convert.chat(messages, thinking, preserve_thinking))
+        asked.chat.CopyFrom(_conversation.chat(messages, tools, thinking, preserve_thinking))
         return self._stream(asked, options)
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
@@ -110,14 +115,22 @@ class AsyncClient:
         answer = await self._ask("ListModels", pb.ListModelsRequest())
         return [_convert.model(model) for model in answer.models]
 
-    async def tokenize(self, prompt: str | Messages, *, model: str = "", thinking: bool | None = None) -> Sequence[int]:
-        """The token ids that a text or a conversation would be."""
+    async def tokenize(
+        self,
+        prompt: str | Messages,
+        *,
+        model: str = "",
+        tools: Tools | None = None,
+        thinking: bool | None = None,
+        preserve_thinking: bool | None = None,
+    ) -> Sequence[int]:
+        """The token ids that a text, or a conversation with these tools, would be."""
         request = pb.TokenizeRequest()
         fill(request, "model", model)
         if isinstance(prompt, str):
             fill(request, "text", prompt, "prompt")
         else:
-            request.chat.CopyFrom(_convert.chat(prompt, thinking, None))
+            request.chat.CopyFrom(_conversation.chat(prompt, tools, thinking, preserve_thinking))
         return tuple((await self._ask("Tokenize", request)).tokens)
 
     async def cancel(self, session_id: str) -> bool:

@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, TypeVar
 
+from hedgerow.client._conversation import delta
 from hedgerow.client._fields import fill, seconds
 from hedgerow.client._types import (
     Chunk,
     Event,
     Finished,
     FinishReason,
-    Message,
     Model,
     Options,
     Running,
@@ -23,7 +23,6 @@ from hedgerow.client._types import (
     Step,
     Stored,
     Timings,
-    ToolCall,
     Usage,
 )  # fmt: skip
 from hedgerow.errors import InvalidRequest
@@ -49,8 +48,6 @@ ENVELOPE = ("model", "priority", "tenant", "idempotency_key", "return_steps", "r
 KNOWN = (*SAMPLING, *SPECULATION, *ENVELOPE, "deadline", "timeout", "leave_running")
 DIGEST_BYTES = 16
 Row = TypeVar("Row")
-
-Messages = Iterable[Message | Mapping[str, Any]]
 
 
 def request(options: Options) -> pb.GenerateRequest:
@@ -83,16 +80,6 @@ def set_prompt(asked: pb.GenerateRequest, prompt: object) -> None:
     ids = common.TokenIds()
     fill(ids, "ids", list(prompt), "prompt")
     asked.token_ids.CopyFrom(ids)
-
-
-def chat(messages: Messages, thinking: bool | None, preserve_thinking: bool | None) -> pb.ChatPrompt:
-    """A conversation; messages may be mappings with the same keys. Raises InvalidRequest."""
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
-        raise InvalidRequest("messages", messages, "a sequence of messages")
-    prompt = pb.ChatPrompt(messages=[_message(f"messages[{i}]", message) for i, message in enumerate(messages)])
-    fill(prompt, "thinking", thinking)
-    fill(prompt, "preserve_thinking", preserve_thinking)
-    return prompt
 
 
 def resume(session_id: str, token_offset: int, digest: bytes, text_offset: int, detach: bool) -> pb.ResumeRequest:
@@ -177,34 +164,8 @@ def _chunk(c: pb.TokenChunk) -> Chunk:
         for s in c.steps
     ]  # fmt: skip
     timings = _row(Timings, c.timings) if c.HasField("timings") else None
-    return Chunk(c.token_offset, c.text_offset, tuple(c.tokens), c.text, c.digest, tuple(steps), timings)
-
-
-def _message(where: str, given: Message | Mapping[str, Any]) -> pb.ChatMessage:
-    m = _given(Message, where, given)
-    message = pb.ChatMessage()
-    for name in ("role", "content", "name", "reasoning_content", "tool_call_id"):
-        fill(message, name, getattr(m, name), f"{where}.{name}")
-    calls = () if m.tool_calls is None else m.tool_calls
-    if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Iterable):
-        raise InvalidRequest(f"{where}.tool_calls", calls, "a sequence of calls")
-    for i, given_call in enumerate(calls):
-        there = f"{where}.tool_calls[{i}]"
-        c, call = _given(ToolCall, there, given_call), message.tool_calls.add()
-        for name in ("id", "name", "arguments"):
-            fill(call, name, getattr(c, name), f"{there}.{name}")
-    return message
-
-
-def _given(kind: type[Row], where: str, value: Any) -> Row:
-    """A `kind`, which may be given as a mapping with its fields."""
-    if isinstance(value, kind):
-        return value
-    try:
-        return kind(**value)
-    except TypeError:
-        fields = ", ".join(kind.__dataclass_fields__)  # type: ignore[attr-defined]
-        raise InvalidRequest(where, value, f"a {kind.__name__}, or a mapping with its fields: {fields}") from None
+    deltas = tuple(known for each in c.deltas if (known := delta(each)) is not None)
+    return Chunk(c.token_offset, c.text_offset, tuple(c.tokens), c.text, c.digest, tuple(steps), timings, deltas)
 
 
 def _row(kind: type[Row], message: Any) -> Row:

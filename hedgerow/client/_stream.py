@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from types import TracebackType
 
+from hedgerow.client._chat import Answer
 from hedgerow.client._types import Chunk, Event, Finished, Position, Result, Started, Step
 from hedgerow.client._wire import Wire
 from hedgerow.errors import Cancelled
@@ -58,16 +59,18 @@ class Stream:
         text: list[str] = []
         tokens: list[int] = []
         steps: list[Step] = []
+        answer = Answer()
         async with self:
             async for chunk in self:
                 text.append(chunk.text)
+                answer.add(chunk)
                 tokens += chunk.tokens
                 steps += chunk.steps
         if self.started is None or self.finished is None:
             raise Cancelled("the stream was closed before its end")
         return Result(
             "".join(text), tuple(tokens), self.finished.usage, self.finished.reason, tuple(steps), self.session_id,
-            self.started.sampling.seed,
+            self.started.sampling.seed, answer,
         )  # fmt: skip
 
     async def detach(self) -> Position:

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from hedgerow.certificates import Tls
 from hedgerow.client._async import DEFAULT_ADDRESS, TIMEOUT, AsyncClient, Prompt
-from hedgerow.client._convert import Messages
+from hedgerow.client._conversation import Messages, Tools
 from hedgerow.client._loop import Loop
 from hedgerow.client._retry import Retry
 from hedgerow.client._stream import Stream
@@ -138,12 +138,15 @@ class Client:
         self,
         messages: Messages,
         *,
+        tools: Tools | None = None,
         thinking: bool | None = None,
         preserve_thinking: bool | None = None,
         **options: Unpack[Options],
     ) -> SyncStream:
         """Answer a conversation."""
-        answer = self._client.chat(messages, thinking=thinking, preserve_thinking=preserve_thinking, **options)
+        answer = self._client.chat(
+            messages, tools=tools, thinking=thinking, preserve_thinking=preserve_thinking, **options
+        )
         return self._stream(answer)
 
     def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
@@ -171,9 +174,20 @@ class Client:
         """The models that can be asked for."""
         return self._loop.run(self._client.models())
 
-    def tokenize(self, prompt: str | Messages, *, model: str = "", thinking: bool | None = None) -> Sequence[int]:
-        """The token ids that a text or a conversation would be."""
-        return self._loop.run(self._client.tokenize(prompt, model=model, thinking=thinking))
+    def tokenize(
+        self,
+        prompt: str | Messages,
+        *,
+        model: str = "",
+        tools: Tools | None = None,
+        thinking: bool | None = None,
+        preserve_thinking: bool | None = None,
+    ) -> Sequence[int]:
+        """The token ids that a text, or a conversation with these tools, would be."""
+        asked = self._client.tokenize(
+            prompt, model=model, tools=tools, thinking=thinking, preserve_thinking=preserve_thinking
+        )
+        return self._loop.run(asked)
 
     def cancel(self, session_id: str) -> bool:
         """End a session within one step; False: it had ended."""

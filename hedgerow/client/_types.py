@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
 
+from hedgerow.client._chat import Answer, Delta
+
 
 class FinishReason(enum.StrEnum):
     """Why a session ended; equal to its name as text, `finish_reason == "stop"`."""
@@ -64,27 +66,6 @@ class Position(NamedTuple):
     token_offset: int = 0
     digest: bytes = b""
     text_offset: int = 0
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call of a tool, as the model wrote it."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message of a conversation. `role` is "system", "user", "assistant" or "tool"."""
-
-    role: str
-    content: str = ""
-    name: str = ""
-    reasoning_content: str = ""
-    tool_calls: Sequence[ToolCall] = ()
-    tool_call_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,7 +141,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Committed tokens, and the text they release; the text lags behind where a character or a stop is unfinished."""
+    """Committed tokens, and the text they release; the text lags behind where a character or a stop is unfinished.
+
+    `deltas`, in a chat: the same text by the parts of the answer; see `Answer`.
+    """
 
     token_offset: int
     text_offset: int
@@ -169,6 +153,7 @@ class Chunk:
     digest: bytes
     steps: Sequence[Step] = ()
     timings: Timings | None = None
+    deltas: Sequence[Delta] = ()
 
 
 @dataclass(frozen=True)
@@ -191,7 +176,10 @@ Event = Started | Chunk | Finished
 
 @dataclass(frozen=True)
 class Result:
-    """A whole generation, or what came of a resumed one from its offset on."""
+    """A whole generation, or what came of a resumed one from its offset on.
+
+    `text` is all of it, `answer` its parts where it is a chat's.
+    """
 
     text: str
     tokens: Sequence[int]
@@ -200,6 +188,7 @@ class Result:
     steps: Sequence[Step]
     session_id: str
     seed: int
+    answer: Answer = field(default_factory=Answer)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from hedgerow.errors import DeadlineExceeded, InvalidRequest, LostSuffix
 from services.gateway.answers import Answer
-from services.gateway.deltas import Delta
+from services.gateway.deltas import Content, Delta
 from services.gateway.detokenizer import Detokenizer
 from services.gateway.messages import End, Note, Timings
 from services.gateway.position import START, Position
@@ -166,6 +166,8 @@ class Stream:
             self._check_text()
         elif self._seeking and self._reader.cursor >= self.session.acked:
             self._check_text()
+        if self._answer and not deltas and (tokens[known:] or text):
+            deltas = [Content("")]  # a marker alone: clients know by it that there are parts
         notes = [note for note in piece.notes if note.end > piece.offset + known]
         return Chunk(piece.offset + known, begin, tokens[known:], text, piece.digest, notes, deltas)
 

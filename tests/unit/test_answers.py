@@ -70,6 +70,8 @@ def joined(deltas: list[Delta]) -> list[Delta]:
     whole: list[Delta] = []
     for delta in deltas:
         last = whole[-1] if whole else None
+        if delta == Content(""):  # in place of a marker that came alone
+            continue
         if isinstance(delta, Call):
             if isinstance(last, Call) and last.index == delta.index:
                 assert not last.complete

@@ -93,7 +93,7 @@ def test_a_prompt_is_text_or_token_ids(prompt: Any, field: str) -> None:
         (None, "messages"), ("hi", "messages"), ({"role": "user"}, "messages"), (["hi"], "messages[0]"),
         ([{"rolle": "user"}], "messages[0]"), ([{1: "user"}], "messages[0]"),
         ([Message("user", LONE)], "messages[0].content"), ([{"role": LONE}], "messages[0].role"),
-        ([Message("user"), {"role": "user", "content": ["part"]}], "messages[1].content"),
+        ([Message("user"), {"role": "user", "content": ["part"]}], "messages[1].content[0].type"),
         ([Message("assistant", tool_calls=5)], "messages[0].tool_calls"),  # type: ignore[arg-type]
         ([Message("assistant", tool_calls=[{}])], "messages[0].tool_calls[0]"),  # type: ignore[list-item]
         (
