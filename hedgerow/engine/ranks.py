@@ -34,7 +34,7 @@ from hedgerow.model.config import K2Config
 from hedgerow.model.k2 import K2Model, check_ranks
 from hedgerow.model.loader import Checkpoint
 from hedgerow.model.tensors import Share
-from kernels.collectives import connect
+from kernels.collectives import PeerRanks, connect
 from kernels.tree_accept import Walked, WalkRows
 
 log = logging.getLogger(__name__)
@@ -68,12 +68,12 @@ class RankGroup:
         """Every rank reads its part, side by side. Raises ConfigError, CheckpointError or Unavailable; then no rank is
         left."""
         try:
-            peers = connect("gloo", self._meeting, 0, self.count, self.patience, self._check)
-            model = K2Model.load(self.folder, feature_layers, ranks=peers)
+            model = K2Model.load(self.folder, feature_layers, ranks=self._meet())
             self._wait_ready(model.kernel_law)
         except BaseException:
             self.close()
             raise
+        self._aside.cleanup()  # a process that is killed leaves no folder
         return GroupTarget(model, self)
 
     @property
@@ -115,6 +115,12 @@ class RankGroup:
                 if end is not None:
                     end.close()
         self._aside.cleanup()
+
+    def _meet(self) -> PeerRanks:
+        try:
+            return connect("gloo", self._meeting, 0, self.count, self.patience, self._check)
+        except RuntimeError as error:
+            self.lose(f"the ranks cannot connect: {str(error).splitlines()[0]}")
 
     @property
     def _meeting(self) -> str:

@@ -11,6 +11,7 @@ Activations, CUDA graphs and the collectives' buffers come out of what `USABLE` 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from hedgerow.model.config import K2Config
@@ -32,6 +33,7 @@ class Card(NamedTuple):
 CARDS = (Card("H200", 150 * 10**9), Card("B300", 288 * 10**9), Card("RTX PRO 6000", 102 * 10**9))
 
 
+@lru_cache(maxsize=16)  # there are 208,215 of them
 def weights(c: K2Config, ranks: int) -> int:
     """Bytes of one rank's tensors; that every tensor divides is checked where a folder is opened."""
     return sum(_bytes(wanted, ranks) for wanted in tensors(c))

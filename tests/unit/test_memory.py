@@ -9,7 +9,9 @@ import pytest
 
 from hedgerow.model import memory
 from hedgerow.model.config import K2Config
-from hedgerow.weights.published import TRUE, Member, config
+from hedgerow.weights.published import MINI, MINI_FP8, TRUE, Member, Sizes, config
+from hedgerow.weights.rehearse import write
+from hedgerow.weights.report import inspect
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +54,17 @@ def test_the_tables_of_the_documents_are_what_is_computed(tmp_path: Path) -> Non
                 f"{memory.left(c, 8, card) / 1e9:.1f} GB",
             ]  # fmt: skip
             assert int(cells[4].replace(",", "")) == pytest.approx(memory.tokens(c, 8, card), rel=0.005)
+
+
+@pytest.mark.parametrize(("member", "sizes"), [("k2.6", MINI), ("k2-instruct", MINI_FP8)])
+def test_inspect_finds_these_bytes_in_a_folder(tmp_path: Path, member: Member, sizes: Sizes) -> None:
+    """It adds up what the files' headers have; here only the configuration is read."""
+    write(tmp_path, member, sizes)
+    c, needs = K2Config.from_folder(tmp_path), inspect(tmp_path).needs
+    assert {need.ranks for need in needs} >= {1, 2, 4, 8}
+    for need in needs:
+        assert need.weights == memory.weights(c, need.ranks)
+        assert need.cache == {card.name: memory.tokens(c, need.ranks, card) for card in memory.CARDS}
 
 
 def test_what_does_not_fit_has_no_room(tmp_path: Path) -> None:

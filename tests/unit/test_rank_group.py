@@ -26,6 +26,7 @@ from hedgerow.model.interface import Target
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import CheckpointError
 from hedgerow.model.selfcheck import check_rows
+from hedgerow.weights.convert import convert
 from kernels.collectives import Ranks
 from tests.engine_rig import oracle, prompt
 from tests.polling import eventually
@@ -103,6 +104,19 @@ def test_processes_have_the_bits_of_shards_in_one(folder: Path, count: int) -> N
         for there, here in zip(step(target), step(one), strict=True):
             assert torch.equal(there, here)
         check_rows(target)
+    assert not lost
+
+
+def test_converted_files_are_served_by_as_many_processes(folder: Path, tmp_path: Path) -> None:
+    """Each rank opens its own file, and the bits and the hash are those of the published folder."""
+    convert(folder, tmp_path / "out", 2, lambda text: None)
+    one = K2Model.load(folder, (1, 2), ranks=Ranks(2))
+    with group(tmp_path / "out", 2) as (target, lost):
+        assert target.checkpoint_hash == one.checkpoint_hash
+        for there, here in zip(step(target), step(one), strict=True):
+            assert torch.equal(there, here)
+    with pytest.raises(CheckpointError, match="files of 4 ranks"):
+        RankGroup(tmp_path / "out", 4)
     assert not lost
 
 
