@@ -129,3 +129,24 @@ def test_another_fingerprint_leaves_the_old_group_until_its_sessions_have_ended(
     unbroken(told, fingerprints=2)
     assert told["at_once"] == 2, "streams of the old group ran on beside those of the new"
     release.helm("test", RELEASE, "--timeout=120s")
+
+
+def test_weights_are_those_that_a_job_has_converted(release: Cluster) -> None:
+    """On a volume, from what the image holds; the tokens stay as they were."""
+
+    def generated() -> str:
+        words = ["--max-tokens=64", "--temperature=0", f"--address={release.address()}", "def read_config(path):"]
+        return release.run("exec", sys.executable, "-m", "hedgerow.cli", "generate", *words)
+
+    before = generated()
+    assert len(before) > 64
+    release.claim("models")
+    where = "weights.source=pvc,weights.claimName=models,model.path=/models/sapling"
+    resources = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+    job = {"enabled": True, "args": ["/app/models/sapling", "/models/sapling"], "resources": resources}
+    release.install("--reuse-values", "--set", where, "--set-json", f"weights.convert={json.dumps(job)}")
+    release.settle()
+    (verifier,) = release.pods("verifier")
+    command = ["exec", verifier["metadata"]["name"], "--", "cat", "/models/sapling/hedgerow.json"]
+    assert json.loads(release.kubectl(*command))
+    assert generated() == before
