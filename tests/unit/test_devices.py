@@ -67,7 +67,7 @@ def test_a_cpu_s_engine_on_a_gpu(tmp_path: Path) -> None:
 def test_a_service_without_a_gpu_says_so_and_ends(service: str) -> None:
     settings = {
         "DEVICE": "cuda",
-        "MODEL_PATH": "models/sapling",
+        "MODEL_PATH": "models/sapling" if service == "verifier" else "models/sapling-dflash",
         "LISTEN": "127.0.0.1:0",
         "ADMIN_LISTEN": "127.0.0.1:0",
     }
