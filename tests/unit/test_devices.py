@@ -16,6 +16,7 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.devices import cuda_device
 from hedgerow.model.select import load_target
 from hedgerow.rpc.config import ConfigError
+from services.verifier.agreement import Wanted
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.service import load
 
@@ -84,4 +85,4 @@ def test_more_than_a_cuda_step_takes_is_refused_at_the_start(field: str, most: i
     limits: dict[str, Any] = {field: most + 1}
     config = VerifierServiceConfig(model_path=Path("x"), model_name="m", device="cuda", **limits)
     with pytest.raises(ConfigError, match=rf"HEDGEROW_{field.upper()}.*at most {most} where device is cuda"):
-        load(config, ())
+        load(config, Wanted("hidden", ()))
