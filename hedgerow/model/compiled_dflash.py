@@ -202,6 +202,8 @@ class CompiledDFlash:
 
 def check_sizes(c: DraftConfig, file: Path) -> None:
     """Raises ConfigError for a size that the engine does not take."""
+    if c.convolution is not None:
+        raise ConfigError(file, "dflash_config.conv_kernel_size", c.convolution.taps, "none, for the compiled engine")
     for name in ("hidden_size", "head_dim", "intermediate_size", "vocab_size"):
         if getattr(c, name) % PANEL:
             raise ConfigError(file, name, getattr(c, name), f"a multiple of {PANEL}, for the compiled engine")

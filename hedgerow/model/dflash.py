@@ -8,13 +8,13 @@ They are projected once, when they arrive, and do not go through the layers' inp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.draft_config import DraftConfig
+from hedgerow.model.draft_layer import DraftLayer
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
 from hedgerow.model.projection import FeatureProjection
@@ -90,37 +90,6 @@ class DraftState:
         c = self.config
         self.start = self.end = position
         self.layers = [LayerContext(c.num_key_value_heads, c.head_dim, w, c.block_size) for w in c.windows]
-
-
-@dataclass(frozen=True)
-class DraftLayer:
-    """Weights of one layer, [K, N]."""
-
-    input_norm: torch.Tensor
-    qkv: torch.Tensor  # [hidden, (heads + 2 kv heads) * head_dim]
-    qk_norm: torch.Tensor  # [heads + kv heads, head_dim]
-    o: torch.Tensor
-    mlp_norm: torch.Tensor
-    gate_up: torch.Tensor  # in `column_blocks`
-    down: torch.Tensor
-
-    @classmethod
-    def load(cls, checkpoint: Checkpoint, number: int, c: DraftConfig) -> DraftLayer:
-        base, h, d = f"layers.{number}.", c.hidden_size, c.head_dim
-        q, kv = c.num_attention_heads, c.num_key_value_heads
-        attention = [(f"self_attn.{n}_proj", heads * d) for n, heads in (("q", q), ("k", kv), ("v", kv))]
-        mlp = [(f"mlp.{n}_proj", c.intermediate_size) for n in ("gate", "up")]
-        q_norm = checkpoint.weight(base + "self_attn.q_norm.weight", d)
-        k_norm = checkpoint.weight(base + "self_attn.k_norm.weight", d)
-        return cls(
-            input_norm=checkpoint.weight(base + "input_layernorm.weight", h),
-            qkv=torch.cat([checkpoint.weight(f"{base}{n}.weight", rows, h) for n, rows in attention]).T.contiguous(),
-            qk_norm=torch.cat([q_norm.expand(q, d), k_norm.expand(kv, d)]),
-            o=checkpoint.weight(base + "self_attn.o_proj.weight", h, q * d).T.contiguous(),
-            mlp_norm=checkpoint.weight(base + "post_attention_layernorm.weight", h),
-            gate_up=column_blocks(torch.cat([checkpoint.weight(f"{base}{n}.weight", rows, h) for n, rows in mlp]).T),
-            down=checkpoint.weight(base + "mlp.down_proj.weight", h, c.intermediate_size).T.contiguous(),
-        )
 
 
 class DFlashModel:
@@ -201,9 +170,13 @@ class DFlashModel:
         at = (torch.tensor(positions).unsqueeze(1) + torch.arange(c.block_size)).view(-1)
         cos, sin = self.cos[at].unsqueeze(1), self.sin[at].unsqueeze(1)
         for number, layer in enumerate(self.layers):
-            x = torch.addmm(x, self.attention(number, layer, x, states, positions, cos, sin), layer.o)
-            act = swiglu(wide_linear(rmsnorm(x, layer.mlp_norm, c.rms_norm_eps), layer.gate_up, ANY_ROWS))
-            x = torch.addmm(x, act, layer.down)
+            y = rmsnorm(x, layer.input_norm, c.rms_norm_eps)
+            y, kernel = layer.convolve(0, y, c.block_size)
+            out = self.attention(number, layer, y, states, positions, cos, sin) @ layer.o
+            x = x + layer.convolved(0, out, kernel, c.block_size)
+            y, kernel = layer.convolve(1, rmsnorm(x, layer.mlp_norm, c.rms_norm_eps), c.block_size)
+            out = swiglu(wide_linear(y, layer.gate_up, ANY_ROWS)) @ layer.down
+            x = x + layer.convolved(1, out, kernel, c.block_size)
         return rmsnorm(x.view(count, c.block_size, -1)[:, 1:], self.norm, c.rms_norm_eps)
 
     def draft(self, states: Sequence[DraftState], anchors: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
@@ -211,9 +184,16 @@ class DFlashModel:
 
         The anchor of a sequence stands at its position P; the context is what was appended, all before P.
         """
+        return self.draft_states(states, anchors, positions)[0]
+
+    def draft_states(
+        self, states: Sequence[DraftState], anchors: Sequence[int], positions: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`draft`'s logits, and the normed states [S, block_size - 1, hidden] that they are of."""
         with torch.inference_mode():
             hidden = self.hidden(states, anchors, positions)
-            return wide_linear(hidden.flatten(0, 1), self.head, ANY_ROWS).view(len(states), self.block_size - 1, -1)
+            logits = wide_linear(hidden.flatten(0, 1), self.head, ANY_ROWS).view(len(states), self.block_size - 1, -1)
+            return logits, hidden
 
     def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
         """One tree a sequence from `draft`'s logits: `kernels.tree_build.plain_trees`."""
@@ -223,16 +203,16 @@ class DFlashModel:
         self,
         number: int,
         layer: DraftLayer,
-        x: torch.Tensor,
+        y: torch.Tensor,
         states: Sequence[DraftState],
         positions: Sequence[int],
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> torch.Tensor:
-        """Attention output [S * block, heads * head_dim] before o."""
+        """Attention output [S * block, heads * head_dim] before o, of normed rows y."""
         c, block = self.config, self.block_size
         heads, groups, d = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        qkv = (rmsnorm(x, layer.input_norm, c.rms_norm_eps) @ layer.qkv).view(len(x), heads + 2 * groups, d)
+        qkv = (y @ layer.qkv).view(len(y), heads + 2 * groups, d)
         qk = rope_halves(rmsnorm(qkv[:, : heads + groups], layer.qk_norm, c.rms_norm_eps), cos, sin)
         q = qk[:, :heads].view(len(states), block, groups, heads // groups, d).permute(0, 2, 3, 1, 4).flatten(2, 3)
         kv = torch.stack([qk[:, heads:], qkv[:, heads + groups :]], 1)
@@ -242,7 +222,7 @@ class DFlashModel:
             keys, values = state.layers[number].with_block(kv[s])
             mask = self.block_mask(number, state.layers[number].seen, position - state.end)
             out[s] = block_attention(q[s], keys, values, mask)
-        return out.view(-1, groups, heads // groups, block, d).permute(0, 3, 1, 2, 4).reshape(len(x), heads * d)
+        return out.view(-1, groups, heads // groups, block, d).permute(0, 3, 1, 2, 4).reshape(len(y), heads * d)
 
     def block_mask(self, number: int, context: int, gap: int) -> torch.Tensor | None:
         """What a block sees of `context` positions that end `gap` before the anchor, and of itself; None: all."""

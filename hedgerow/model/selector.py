@@ -1,0 +1,165 @@
+"""DFlash 2's candidate selector: how likely a token is after another one, of the best of two neighbouring positions.
+
+    S_j(a, b) = U_j(b) + <A[a] * (W h_j), B[b]>        U: logits, h: normed hidden states, b among the top_k of U_j
+    log p_j(b | a) = log softmax_b S_j(a, b) + log sum_c q_j(c)        c among the same, q = softmax U_j
+
+The published model walks S from the anchor. For a tree, whose paths end at different depths, the candidates share the
+mass that the marginal gives them: without it a path would cost nothing where the marginal is flat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from hedgerow.model.draft_config import DraftConfig, SelectorSize, selector_size
+from hedgerow.model.fields import Fields
+from hedgerow.model.interface import Context
+from hedgerow.model.loader import Checkpoint
+from hedgerow.model.proposer import Proposed
+from kernels.tree_build import PlainTree, top_logprobs
+from kernels.tree_pairs import tree_pairs_heap
+
+BESIDE = "selector"  # a folder, of a drafter of the first kind
+NAMES = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+
+
+class Pairs(NamedTuple):
+    """What `kernels.tree_pairs` takes."""
+
+    logprobs: torch.Tensor  # [S, L, K, K]
+    choice: torch.Tensor  # [S, L, K, K] int64
+    tokens: torch.Tensor  # [S, L, K] int64
+
+
+class Selector:
+    """Immutable once loaded."""
+
+    def __init__(self, size: SelectorSize, predecessor: torch.Tensor, successor: torch.Tensor, w: torch.Tensor) -> None:
+        self.top_k = size.top_k
+        self.predecessor, self.successor = predecessor, successor  # [vocabulary, rank]
+        self.projection = w.T.contiguous()  # [hidden, rank]
+
+    @classmethod
+    def find(cls, folder: Path, config: DraftConfig) -> Selector | None:
+        """Of a DFlash 2 checkpoint, or of the folder beside another one's weights. Raises ConfigError and
+        CheckpointError.
+        """
+        if config.selector is not None:
+            return cls.of(Checkpoint(folder), config, config.selector)
+        beside = folder / BESIDE
+        if not beside.is_dir():
+            return None
+        f = Fields.read(beside / "config.json")
+        size = selector_size(Fields(f.file, {**f.values, "vocab_size": config.vocab_size}), f)
+        return None if size is None else cls.of(Checkpoint(beside), config, size)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, config: DraftConfig, size: SelectorSize) -> Selector:
+        """The codebooks are published without, and saved by others with, `.weight`."""
+        parts = []
+        for name in NAMES:
+            shape = (size.rank, config.hidden_size) if name == NAMES[2] else (config.vocab_size, size.rank)
+            full = f"candidate_selector.{name}"
+            parts.append(checkpoint.weight(full if full in checkpoint else f"{full}.weight", *shape))
+        return cls(size, *parts)
+
+    def to(self, device: torch.device) -> Selector:
+        """In place."""
+        self.predecessor, self.successor = self.predecessor.to(device), self.successor.to(device)
+        self.projection = self.projection.to(device)
+        return self
+
+    @torch.inference_mode()
+    def pairs(self, logits: torch.Tensor, hidden: torch.Tensor, anchors: torch.Tensor, caps: torch.Tensor) -> Pairs:
+        """logits [S, L, V], hidden [S, L, H], anchors and caps [S].
+
+        A cap leaves at each depth its number of candidates, the best of those that follow the likeliest path; 0: all.
+        """
+        best = top_logprobs(logits, self.top_k)
+        tokens, k = best.tokens, best.tokens.shape[-1]
+        before = torch.cat([anchors[:, None, None].expand(-1, 1, k), tokens[:, :-1]], 1)  # [S, L, K]
+        state = self.predecessor[before] * (hidden.float() @ self.projection)[:, :, None]
+        scores = best.logprobs[:, :, None] + state @ self.successor[tokens].mT
+        mass = best.logprobs.logsumexp(-1)[:, :, None, None]
+        logprobs = (scores.log_softmax(-1) + mass).clamp(max=0).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        order = logprobs.sort(dim=-1, descending=True, stable=True)
+        if bool((caps > 0).any()):
+            logprobs = capped(logprobs, order.indices, caps)
+            order = logprobs.sort(dim=-1, descending=True, stable=True)
+        return Pairs(order.values, order.indices, tokens)
+
+
+def capped(logprobs: torch.Tensor, choice: torch.Tensor, caps: torch.Tensor) -> torch.Tensor:
+    """`logprobs` with -inf for what the caps leave out: at each depth all but the best after the likeliest path."""
+    out, depth, k = logprobs.clone(), choice.shape[1], choice.shape[-1]
+    at = torch.zeros(len(caps), dtype=torch.int64, device=caps.device)
+    every, caps = torch.arange(len(caps), device=caps.device), torch.where(caps > 0, caps, k)
+    for d in range(depth):
+        ranked = choice[every, d, at]  # [S, K]
+        place = torch.empty_like(ranked).scatter_(1, ranked, torch.arange(k, device=caps.device).expand_as(ranked))
+        out[:, d].masked_fill_((place >= caps[:, None])[:, None], -torch.inf)
+        at = ranked[:, 0]
+    return out
+
+
+class TellsStates(Protocol):
+    """A DFlash model that gives the hidden states of a draft beside its logits."""
+
+    @property
+    def config(self) -> DraftConfig: ...
+    @property
+    def feature_width(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    def new_state(self) -> Context: ...
+    def append(self, state: Any, features: torch.Tensor, position: int) -> None: ...
+    def draft_states(
+        self, states: Sequence[Any], anchors: Sequence[int], positions: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [S, L, V] and normed hidden states [S, L, H]. The next call may overwrite them."""
+        ...
+
+
+class FromPairs:
+    """A Proposer of conditional trees: each token's probability depends on the token before it."""
+
+    def __init__(self, model: TellsStates, selector: Selector) -> None:
+        self.model, self.selector = model, selector
+        self.vocab_size, self.feature_width = model.vocab_size, model.feature_width
+        self.positions = model.config.max_position_embeddings
+
+    def new_state(self) -> Context:
+        return self.model.new_state()
+
+    def append(self, state: Any, features: torch.Tensor, position: int) -> None:
+        self.model.append(state, features, position)
+
+    def propose(
+        self,
+        states: Sequence[Any],
+        anchors: Sequence[int],
+        positions: Sequence[int],
+        budgets: Sequence[int],
+        caps: Sequence[int],
+    ) -> Proposed:
+        logits, hidden = self.model.draft_states(states, anchors, positions)
+        forwarded = time.perf_counter_ns()
+        device = logits.device
+        pairs = self.selector.pairs(
+            logits, hidden, torch.tensor(anchors, device=device), torch.tensor(caps, device=device)
+        )
+        return Proposed(build(pairs, budgets), forwarded)
+
+    def warm(self, sizes: Sequence[int]) -> None:
+        """There is nothing to make."""
+
+
+def build(pairs: Pairs, budgets: Sequence[int]) -> list[PlainTree]:
+    """One tree a sequence, by best-first search: a few nodes are found sooner than all levels are sorted."""
+    logprobs, choice, tokens = (part.tolist() for part in pairs)
+    return [tree_pairs_heap(logprobs[s], choice[s], tokens[s], budget) for s, budget in enumerate(budgets)]
