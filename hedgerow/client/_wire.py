@@ -71,7 +71,7 @@ class Wire:
         self._patience, self._tries, self._may_have_begun = Patience(gateways.retry), 0, False
         self._refusals, self._call_began = Patience(gateways.retry), False
         self._lost: HedgerowError | None = None
-        self._asked_again = False
+        self._asked_again = self._anew = False
         self.position = self.order.position
         self._ready: list[tuple[Event, Position]] = []
         self._waiting: tuple[Event, Position] | None = None
@@ -212,22 +212,22 @@ class Wire:
                 await self._left.wait()
 
     async def _come_again(self, error: Overloaded, now: float) -> None:
-        """The session began, found no place and is over before its first token: the next one needs another key."""
+        """The session began, found no place and is over. A key of ours is not used again: older gateways refuse it."""
         self.order, self._waiting, self._may_have_begun = Order(Position("")), None, False
         self.position = self.order.position
-        delay = self._refusals.delay(error, now, begun=False) if self._own_key else None
-        await self._wait(delay, error, now)
+        await self._wait(self._refusals.delay(error, now, begun=False), error, now)
         assert self._asked is not None
-        self._asked.idempotency_key = secrets.token_hex(16)
+        if self._own_key:
+            self._asked.idempotency_key = secrets.token_hex(16)
 
     def _starts_anew(self, error: HedgerowError) -> bool:
-        """The key is one that we made up and sent again, and its session had failed before it gave anything: once."""
-        untold = self.order.started is None or self._waiting is not None
-        if not (isinstance(error, SessionFailed) and self._own_key and self._tries and untold):
+        """Its session had failed before it gave a token, and why was lost on the way: asked again it is told. Once."""
+        if not (isinstance(error, SessionFailed) and self._asked and self._tries and self.order.fresh) or self._anew:
             return False
-        assert self._asked is not None
-        self._asked.idempotency_key, self._own_key = secrets.token_hex(16), False
-        self.order, self._waiting = Order(Position("")), None
+        if self._own_key:
+            self._asked.idempotency_key = secrets.token_hex(16)
+        self.order, self._waiting, self._anew = Order(Position("")), None, True
+        self.position = self.order.position
         return True
 
     def _asks_again(self, error: HedgerowError) -> bool:

@@ -74,16 +74,18 @@ class SessionRecord(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., birth: _Optional[bytes] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., requested: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., resolved: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., fingerprint: _Optional[_Union[_common_pb2.Fingerprint, _Mapping]] = ..., mode: _Optional[_Union[_common_pb2.ExecutionMode, str]] = ..., key_split: _Optional[int] = ..., created_unix_ms: _Optional[int] = ..., speculation: _Optional[_Union[_common_pb2.SpeculationParams, _Mapping]] = ..., detach: bool = ..., deadline_unix_ms: _Optional[int] = ..., priority: _Optional[int] = ..., return_steps: bool = ..., return_trees: bool = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("record", "owner", "digest", "ttl_ms")
+    __slots__ = ("record", "owner", "digest", "ttl_ms", "replaces")
     RECORD_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
     record: SessionRecord
     owner: bytes
     digest: bytes
     ttl_ms: int
-    def __init__(self, record: _Optional[_Union[SessionRecord, _Mapping]] = ..., owner: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    replaces: bytes
+    def __init__(self, record: _Optional[_Union[SessionRecord, _Mapping]] = ..., owner: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ..., replaces: _Optional[bytes] = ...) -> None: ...
 
 class CreateSessionResponse(_message.Message):
     __slots__ = ("created", "lease", "existing")

@@ -30,8 +30,8 @@ NO_DEADLINE = 1e9  # gRPC tells a call without a deadline by a time in another c
 class Store(Protocol):
     """The store as far as creating needs it."""
 
-    async def create(self, record: Record, digest: bytes) -> Created:
-        """Write a session's record, or find what is there."""
+    async def create(self, record: Record, digest: bytes, replaces: bytes = b"") -> Created:
+        """Write a session's record, or find what is there; a failed one with the birth mark `replaces` gives way."""
 
 
 @dataclass
@@ -87,15 +87,19 @@ class Creating:
             raise
 
     async def _write(self, record: Record, options: Options) -> Session:
+        replaces = b""
         try:
             for _ in range(TRIES):
-                created = await self._created(record)
+                created = await self._created(record, replaces)
                 if not created.existing:
                     break
                 with suppress(SessionUnknown):  # the store lost it between two answers: what was asked is all here
-                    return await self._resuming.find(
+                    there = await self._resuming.find(
                         record.session_id, lambda there: check_same(there, record), trace=options.trace
                     )
+                    if not there.has_failed:
+                        return there
+                    replaces = there.record.birth  # nobody has got a token of it, so its key is as good as new
             else:
                 raise Unavailable("kvstore", f"session {record.session_id} comes and goes")
             session = self._table.begin(record, created.epoch, options)
@@ -111,9 +115,9 @@ class Creating:
         if here and not creation.waiting and not session.readers and not session.record.detach:
             self._table.cancel(session)
 
-    async def _created(self, record: Record) -> Created:
+    async def _created(self, record: Record, replaces: bytes) -> Created:
         try:
-            return await self._store.create(record, digest.first(record.session_id, record.prompt))
+            return await self._store.create(record, digest.first(record.session_id, record.prompt), replaces)
         except Unavailable:
             self._takeover.doubt(record.session_id)  # it may have been written
             raise

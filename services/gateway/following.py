@@ -126,6 +126,8 @@ class Following:
 
     def _grow(self, growth: Growth) -> None:
         session = self.session
+        if growth.state is not None and growth.offset < len(session.tokens):
+            raise SessionUnknown(session.id)  # what is there is the failed one whose place it had taken
         if growth.offset != len(session.tokens):
             raise InvariantViolation(f"session {session.id}: its log goes on at {growth.offset}")
         after = digest.extend(session.acked_digest, growth.tokens)

@@ -105,5 +105,6 @@ class Sweep:
         if session.deadline_unix_ms and time.time_ns() // 1_000_000 >= session.deadline_unix_ms + OVERDUE:
             return Finish.DEADLINE
         if not session.detach and now - self._since[session.session_id] >= self.patience:
-            return Finish.CANCELLED  # its client's call has died with its gateway
+            # Its client's call has died with its gateway. Where it had got nothing, its key is to be usable again.
+            return Finish.CANCELLED if session.state.length else Finish.ERROR
         return None

@@ -22,7 +22,7 @@ from services.gateway.reader import Reader, lost_suffix
 from services.gateway.session import Session
 from services.gateway.table import SessionTable
 from services.gateway.takeover import TakeOver
-from services.gateway.types import NO_TRACE, Record, Trace
+from services.gateway.types import NO_TRACE, Finish, Record, Trace
 
 log = get_log(__name__)
 
@@ -130,7 +130,10 @@ class Resuming:
         end = loop.time() + self._times.repair
         while True:
             try:
-                return await self._store.get(session_id)
+                stored = await self._store.get(session_id)
+                if not (at.tokens and at.digest) or stored.state.length or stored.state.finish is not Finish.ERROR:
+                    return stored
+                raise SessionUnknown(session_id)  # only the failed one is there whose place it had taken
             except SessionUnknown:
                 if not at.digest:
                     raise

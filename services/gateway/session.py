@@ -209,6 +209,11 @@ class Session:
         return self.epoch == self._begun and not self.tokens and not self.moved
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it is over, by an error, and nobody has got a token of it."""
+        return self.done and self.end is not None and self.end.reason is Finish.ERROR and not self.tokens
+
+    @property
     def settled(self) -> bool:
         """Whether nothing of it is on its way to the store."""
         return not self._unacked

@@ -64,13 +64,15 @@ class StoreCalls:
         answer: kv.RenewOwnerResponse = await self._ask("RenewOwner", request, self.lease / 2)
         return answer.cancelled_sessions
 
-    async def create(self, record: Record, digest: bytes) -> Created:
+    async def create(self, record: Record, digest: bytes, replaces: bytes = b"") -> Created:
         """Write a session's record, or find what is there. Asked again, the store knows the same creation by its birth:
-        another one of this id is an existing session, though it were this gateway's own that was given up.
+        another one of this id is an existing session, though it were this gateway's own that was given up. The one of
+        the birth mark `replaces` gives way if it has ended with an error before its first token.
         """
         request = kv.CreateSessionRequest(
-            record=convert_store.record_pb(record), owner=self.owner, digest=digest, ttl_ms=self._retention_ms
-        )
+            record=convert_store.record_pb(record), owner=self.owner, digest=digest, ttl_ms=self._retention_ms,
+            replaces=replaces,
+        )  # fmt: skip
         return convert_store.created(await self._ask("CreateSession", request, trace=record.trace))
 
     async def get(self, session_id: str, from_offset: int = 0) -> Stored:

@@ -104,6 +104,7 @@ def new_session(request: kvstore_pb2.CreateSessionRequest, config: KvStoreConfig
         record.mode == common_pb2.EXECUTION_MODE_BEST_EFFORT,
         tenant=record.tenant,
         summary=_summary(record),
+        replaces=optional_mark("replaces", request.replaces),
     )
 
 

@@ -71,7 +71,7 @@ class Listing:
         for key, (entered, after) in list(self._tidying.items()):
             most = min(2 * entered, left)
             members = await self._members(Call(self._page, (key,), (b"%d" % after, b"%d" % most))) if most else []
-            await self._living(key, members)
+            await self._living(key, members[::-1])  # of two of one session the newest stays
             left -= len(members)
             if key in self._tidying:
                 more = self._tidying[key].entered - entered

@@ -104,6 +104,8 @@ class NewSession(NamedTuple):
     tenant: str = ""
     summary: bytes = b""
     """What a list tells of it, opaque here. Empty: no list has it."""
+    replaces: bytes = b""
+    """Birth mark of a session that ended with an error before its first token, and gives way to this one."""
 
 
 class Listed(NamedTuple):

@@ -42,7 +42,10 @@ class Store:
         self._read, self._release = Script("read"), Script("release")
 
     async def create(self, new: NewSession) -> Answer:
-        """OK, or EXISTS with what is there. A repeated call of the same creation is OK."""
+        """OK, or EXISTS with what is there. A repeated call of the same creation is OK.
+
+        A session that failed before its first token gives way where the new one names it.
+        """
         stamp = await self.index.enter(new.owner, new.session_id, new)
         answer = await self._write(new, stamp)
         if answer.status not in (Status.OK, Status.EXISTS):
@@ -207,7 +210,9 @@ class Store:
         inexact = b"0" if new.best_effort else b""
         marks = (new.birth, new.owner, new.digest)
         try:
-            answer = await self._change(self._create, new.session_id, new.record, *marks, *numbers, inexact)
+            answer = await self._change(
+                self._create, new.session_id, new.record, *marks, *numbers, inexact, new.replaces
+            )
         except errors.Overloaded:
             self.index.leave(stamp)
             raise

@@ -138,8 +138,7 @@ class Checker:
             s = record.resolved
             asked = Asked(s.seed, tuple(record.prompt), s.max_tokens, tuple(s.stop), s.ignore_eos)
             known = self.sessions[session_id] = Known(session_id, asked, self._variant(key))
-            if record.deadline_unix_ms and not self.jumps:
-                known.over = record.deadline_unix_ms / 1000 - EPOCH
+            known.over = self._deadline(key)
         return known
 
     def _variant(self, key: bytes) -> int:
@@ -160,7 +159,8 @@ class Checker:
             known.births.add(now.birth)
             return
         if now.birth != seen.birth:
-            self.fail(f"{who}: another birth in place")
+            self._begins_anew(known, seen, now, script)
+            return
         if now.epoch < seen.epoch or (now.owner not in (seen.owner, NOBODY) and now.epoch == seen.epoch):
             self.fail(f"{who}: epoch {seen.epoch} became {now.epoch} of another owner")
         if now.epoch > known.epoch:
@@ -171,6 +171,20 @@ class Checker:
             self._grown(known, seen, now, script, arguments)
         known.committed = max(known.committed, length)
         known.ended = known.ended or now.finish
+
+    def _begins_anew(self, known: Known, seen: Log, now: Log, script: str) -> None:
+        """Nobody had got a token of it, and its key is used again."""
+        key, failed = key_of(known.session_id), seen.finish == Finish.ERROR and not seen.tokens
+        if script != "create" or not failed or now.tokens or now.epoch <= seen.epoch:
+            self.fail(f"{known.session_id[:6]}: another birth in place of {seen}")
+        known.births.add(now.birth)
+        known.epoch, known.ended, known.variant, known.inexact_from = now.epoch, 0, self._variant(key), math.inf
+        known.over = self._deadline(key)
+
+    def _deadline(self, key: bytes) -> float:
+        """In virtual time."""
+        unix_ms = int(self._memory.value(key)[b"deadline"])
+        return unix_ms / 1000 - EPOCH if unix_ms and not self.jumps else math.inf
 
     def _grown(self, known: Known, seen: Log, now: Log, script: str, arguments: Sequence[bytes]) -> None:
         who, length = known.session_id[:6], len(now.tokens)
@@ -192,6 +206,7 @@ class Checker:
         if now.steps < seen.steps or (now.finish and not now.steps <= length == now.billed):
             self.fail(f"{who}: {seen.steps} steps became {now.steps} at {length}, of {now.billed} tokens")
         known.short |= bool(now.finish) and length < known.released
+        known.failed |= now.finish == Finish.ERROR and not length
         times = self._times.get(known.session_id, [])
         if length > len(times):
             self.fail(f"{who}: {length} tokens are committed, {len(times)} were generated")

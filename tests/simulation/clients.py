@@ -143,10 +143,12 @@ class Client:
             await asyncio.sleep(self._chance.uniform(0.1, 1.0))
             if stream.session_id:
                 position = stream.position._replace(session_id=stream.session_id)
+                view.resumed = True
                 stream = client.resume(
                     *position, detach=self.options["detach"], leave_running=self.options["leave_running"]
                 )
             else:
+                view.resumed = False
                 stream = client.generate(self._prompt, **self.options)
 
     def _may_try_again(self, view: View, error: HedgerowError) -> bool:
@@ -160,7 +162,7 @@ class Client:
             or (isinstance(error, DeadlineExceeded) and (late or self._jumped()))
             or (isinstance(error, LostSuffix) and view.started is not None and view.known.is_lost)
             or (isinstance(error, NotFound) and self._may_be_gone(view))
-            or (isinstance(error, SessionFailed) and not self.options["detach"])
+            or (isinstance(error, SessionFailed) and (not self.options["detach"] or self._was_refused(view)))
             or (isinstance(error, Cancelled) and view.left)
         )
         if not allowed:
@@ -170,6 +172,10 @@ class Client:
     def _jumped(self) -> bool:
         """Whether a gateway's clock may say that the deadline has passed: it is recorded as a time of day."""
         return self.deadline is not None and self._checker.jumps
+
+    def _was_refused(self, view: View) -> bool:
+        """Whether nobody told him that his session had found no place; had he asked with its key, it would be new."""
+        return view.resumed and view.known.failed
 
     def _may_be_gone(self, view: View) -> bool:
         """Whether the session may be deleted, or its record lost; of one that has not started, by its other user."""
@@ -182,6 +188,7 @@ class Client:
         assert view.started is not None
         await asyncio.sleep(self._away)
         again = self._view()
+        again.resumed = True
         self._world.note(again.name, "looks again")
         await self._read(client, again, client.resume(view.started.session_id))
         if again.finished is not None and view.finished is not None:
@@ -233,7 +240,7 @@ class Client:
             return
         view = self._view()
         view.tokens, view.text, view.started = list(before.tokens), before.text, before.started
-        view.begin = len(view.tokens)
+        view.begin, view.resumed = len(view.tokens), True
         self._world.note(view.name, f"comes back to {position.token_offset}")
         async with self._client() as client:
             await self._read(client, view, client.resume(*position))

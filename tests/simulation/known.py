@@ -26,6 +26,7 @@ class Known:
     deleted: bool = False
     deleting: bool = False
     forgotten: bool = False  # the store has lost its record at some time
+    failed: bool = False  # it has ended with an error before its first token
     short: bool = False  # it has ended before what was released: the store had lost that
     over: float = math.inf  # virtual time of its deadline, or of a cancel that was acknowledged
     births: set[bytes] = field(default_factory=set)

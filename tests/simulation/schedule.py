@@ -103,8 +103,8 @@ def _stack(chance: random.Random) -> dict[str, Any]:
         "kvstore": {"grace": grace, "tail_poll_ms": 50},
         "verifier": {
             "model_name": "m", "grace": grace, "max_budget": 0, "default_budget": 0,
-            "max_sequences": chance.choice((1, 4)), "prefill_rows": chance.choice((2, 64)),
-            "run_ahead": chance.choice((1, 4, 64)),
+            "max_sequences": chance.choice((1, 4)), "max_waiting": chance.choice((0, 1, 256)),
+            "prefill_rows": chance.choice((2, 64)), "run_ahead": chance.choice((1, 4, 64)),
         },
     }  # fmt: skip
 

@@ -26,6 +26,7 @@ class View:
         self.text = ""
         self.stream: Any = None
         self.left = False
+        self.resumed = False  # the session's id was asked with, not its key
 
     def event(self, event: Any) -> None:
         """The next event."""

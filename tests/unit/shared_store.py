@@ -93,15 +93,19 @@ class SharedStoreView:
         self.store, self.owner = store, owner
         self.acquired = self.unanswered = 0
 
-    async def create(self, record: Record, digest: bytes) -> Created:
+    async def create(self, record: Record, digest: bytes, replaces: bytes = b"") -> Created:
         self.store.check()
+        epoch = 1
         if kept := self.store.kept.get(record.session_id):
-            return Created(0, kept.state)
-        assert self.store.put(record, self.owner).state.digest == digest
+            failed = kept.state.finish is Finish.ERROR and not kept.tokens
+            if not failed or kept.record.birth != replaces:
+                return Created(0, kept.state)
+            epoch = kept.state.epoch + 1
+        assert self.store.put(record, self.owner, epoch=epoch).state.digest == digest
         if self.store.grants_unheard:
             self.store.grants_unheard = False
             raise Unavailable("kvstore", "no answer")
-        return Created(1)
+        return Created(epoch)
 
     async def renew(self) -> list[str]:
         self.store.check()

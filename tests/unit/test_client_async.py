@@ -166,9 +166,10 @@ async def test_a_made_up_key_whose_session_had_failed_is_replaced_once() -> None
         server.scripts += [[away], [started(), failed], [away], [started(), failed], WHOLE]
         with pytest.raises(SessionFailed):
             await c.complete("x")
-        server.scripts = [[away], [started(), failed], WHOLE]
+        server.scripts = [[away], [started(), failed], [started(), failed], WHOLE]
         with pytest.raises(SessionFailed):
             await c.complete("x", idempotency_key="mine")
+        assert [request.idempotency_key for request in server.requests[-3:]] == ["mine"] * 3
 
 
 async def test_retries_end() -> None:

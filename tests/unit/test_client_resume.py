@@ -19,6 +19,7 @@ from hedgerow.errors import (
     LostSuffix,
     NotFound,
     Overloaded,
+    SessionFailed,
     SessionUnknown,
     Unavailable,
 )  # fmt: skip
@@ -296,9 +297,35 @@ async def test_a_session_that_found_no_place_is_begun_again_as_another() -> None
         assert len({request.idempotency_key for request in server.requests}) == 3
 
 
+async def test_a_callers_key_that_found_no_place_is_used_again() -> None:
+    whole = [started("s1"), chunk(0, [1], "a"), finished("LENGTH", 1)]
+    async with gateway([started("s1"), FULL], [started("s1"), FULL], whole) as server:
+        async with AsyncClient(server.address, retry=QUICK) as client:
+            result = await client.complete("x", idempotency_key="mine")
+            assert (result.session_id, result.text) == ("s1", "a")
+        assert server.resumes == []
+        assert [request.idempotency_key for request in server.requests] == ["mine"] * 3
+
+
+@pytest.mark.parametrize("key", ["", "mine"])
+async def test_a_refusal_that_was_lost_on_its_way_is_asked_for_again_once(key: str) -> None:
+    """The session had begun and failed; a resume cannot tell why."""
+    options = {"idempotency_key": key} if key else {}
+    whole = [started("s2"), chunk(0, [1], "a"), finished("LENGTH", 1)]
+    failed = SessionFailed("s1")
+    lost: list[list[Any]] = [[started("s1"), AWAY], [started("s1"), failed]]
+    async with gateway(*lost, whole) as server, AsyncClient(server.address, retry=QUICK) as client:
+        stream = client.generate("x", **options)  # type: ignore[arg-type]
+        assert (await stream.result()).session_id == "s2"
+        assert stream.position == Position("s2", 1, digest(1), 1)
+        assert len({request.idempotency_key for request in server.requests}) == (1 if key else 2)
+        server.scripts = [*lost, *lost]
+        with pytest.raises(SessionFailed):
+            await client.complete("x", **options)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("options", [{}, {"idempotency_key": "mine"}])
 async def test_an_overload_that_does_not_pass_is_told_as_one(options: dict[str, str]) -> None:
-    """With a key of the caller's at once: under it there can be no other session."""
     async with gateway(*[[started(f"s{i}"), FULL] for i in range(9)]) as server:
         async with AsyncClient(server.address, retry=QUICK) as client:
             stream = client.generate("x", **options)  # type: ignore[arg-type]
@@ -306,4 +333,4 @@ async def test_an_overload_that_does_not_pass_is_told_as_one(options: dict[str, 
                 await stream.result()
             assert stream.position == Position(""), "there is nothing to go on with"
         assert server.resumes == []
-        assert len(server.requests) == (1 if options else QUICK.attempts)
+        assert len(server.requests) == QUICK.attempts

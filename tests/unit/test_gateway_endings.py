@@ -42,7 +42,7 @@ class RecordedSessions:
         self.records[new.session_id] = new
         self.states[new.session_id] = State(**{"epoch": 1, "owner": OWNER, **state})
 
-    async def create(self, new: Record, digest: bytes) -> Created:
+    async def create(self, new: Record, digest: bytes, replaces: bytes = b"") -> Created:
         await self.gate.wait()
         self._check()
         if new.session_id in self.records:

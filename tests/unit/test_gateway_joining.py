@@ -127,6 +127,7 @@ async def test_a_key_whose_session_ended_with_an_error_gives_its_tokens_and_no_h
 async def test_a_key_whose_session_failed_loudly_here_has_failed(store: SharedStore, gateway: Gateway) -> None:
     """Its end was not on record yet: it must not go on as if nothing had happened."""
     stream = await gateway.generate(ASKED, None)
+    store.kept[stream.session.id].grow([7])
     gateway.table.appended([Appended(stream.session.id, AppendStatus.CONFLICT, State())])
     assert not gateway.table.sessions
     stream.close()
@@ -206,8 +207,8 @@ async def test_a_creation_that_the_store_loses_before_it_is_read_is_written_agai
     (lost,) = store.kept.values()
     create = SharedStoreView.create
 
-    async def forgets(view: SharedStoreView, record: Record, digest: bytes) -> Created:
-        created = await create(view, record, digest)
+    async def forgets(view: SharedStoreView, record: Record, digest: bytes, replaces: bytes = b"") -> Created:
+        created = await create(view, record, digest, replaces)
         if store.kept.get(record.session_id) is lost:
             del store.kept[record.session_id]
         return created

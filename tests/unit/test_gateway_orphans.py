@@ -12,7 +12,7 @@ from services.gateway.endings import Endings
 from services.gateway.orphans import Orphans, Sweep
 from services.gateway.session import Session
 from services.gateway.types import Finish
-from tests.unit.gateway_peers import CANCELLED, DEADLINE, Bench, Clock, record, update
+from tests.unit.gateway_peers import CANCELLED, DEADLINE, ERROR, Bench, Clock, record, update
 from tests.unit.shared_store import NOBODY, SharedStore
 
 A, B = b"a" * 16, b"b" * 16
@@ -100,6 +100,16 @@ async def test_what_no_gateway_runs_is_ended_or_left_to_be_resumed(
     assert kept.state.finish is later
     assert kept.tokens == [1, 2]
     assert kept.state.usage.completion_tokens == (2 if later else 0)
+
+
+async def test_what_its_gateway_left_before_a_token_fails_and_leaves_its_key_usable() -> None:
+    store, clock = SharedStore(), Clock()
+    kept = store.put(dataclasses.replace(record(), detach=False), A)
+    sweep = await sweeps(store, clock)
+    await sweep.sweep()
+    clock.now += 30
+    await sweep.sweep()
+    assert kept.state.finish is ERROR
 
 
 async def test_a_client_that_comes_back_in_time_keeps_what_should_have_ended_with_its_call() -> None:

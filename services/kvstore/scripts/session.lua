@@ -11,6 +11,7 @@
 --              with no mark was never there or was lost.
 local OK, FENCED, GAP, MISMATCH, CONFLICT, FINISHED, GONE, FORGOTTEN = 1, 2, 3, 4, 5, 6, 8, 9
 local EXISTS, EXPIRED, DELETED, UNKNOWN, RACED = 101, 102, 103, 104, 105
+local FAILED = 6 -- the finish reason ERROR
 local FORMAT = '1'
 local NOBODY = string.rep('\0', 16) -- the owner of a session whose lease was given up
 local NOWHERE = 2 ^ 32 - 1 -- an offset that is not set
@@ -32,10 +33,20 @@ local function absence()
   return mark == 'deleted' and DELETED or EXPIRED
 end
 
+-- Whether a session failed before its first token, so that another one of the same key may take its place.
+local function has_failed(session)
+  return session.finish == FAILED and session.length == 0
+end
+
+-- Whether this is a failed one whose place was taken, under a higher epoch, by one that the store has lost since.
+local function outdated(session, epoch)
+  return has_failed(session) and session.epoch < epoch
+end
+
 -- Why this lease may not change this session; nil: it may.
 local function refusal(session, epoch, owner, birth)
   if not session then return absence() == UNKNOWN and FORGOTTEN or GONE end
-  if session.birth ~= birth then return GONE end
+  if session.birth ~= birth then return outdated(session, epoch) and FORGOTTEN or GONE end
   if epoch < session.epoch then return FENCED end
   if epoch > session.epoch then return FORGOTTEN end
   if owner ~= session.owner then return FENCED end
