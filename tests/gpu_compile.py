@@ -26,6 +26,7 @@ from kernels.gpu import checks
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 SHARED = {90: 227 * 1024, 100: 227 * 1024, 103: 227 * 1024, 120: 99 * 1024}  # bytes one program may have
+NOT_READ = {103}  # triton's disassembler knows no such card: spills are the stack's bytes, products counted in the PTX
 KINDS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int64: "*i64",
     torch.uint8: "*u8", torch.bool: "*i1", torch.int16: "*i16", torch.int8: "*i8",
@@ -86,19 +87,21 @@ def build(launch: Launch, capability: int) -> Compiled:
             attributes[(i,)] = [["tt.divisibility", 16]]
     source_of = GluonASTSource if isinstance(launch.function, GluonJITFunction) else ASTSource
     source = source_of(launch.function, signature, constants, attributes)
-    return read(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options))
+    return read(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options), capability)
 
 
-def read(kernel: Any) -> Compiled:
+def read(kernel: Any, capability: int) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         usage = _run("cuobjdump", "--dump-resource-usage", file.name)
-        code = _run("nvdisasm", "-c", file.name)
+        code = "" if capability in NOT_READ else _run("nvdisasm", "-c", file.name)
     registers, stack, local = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK", "LOCAL"))
     operations = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)", code, re.M)
     counted = Counter(operations)
-    spilled = stack + local if counted["LDL"] or counted["STL"] else 0
+    spilled = stack + local if counted["LDL"] or counted["STL"] or not code else 0
+    if not code:
+        counted["HMMA"] = kernel.asm["ptx"].count("mma.sync.aligned")
     metadata = kernel.metadata
     return Compiled(metadata.name, registers, spilled, metadata.shared, metadata.num_warps * 32, counted)
 

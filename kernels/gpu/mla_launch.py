@@ -12,6 +12,11 @@ MOST_SEQUENCES = 64
 WIDTHS = ((512, 64), (128, 32))  # (C, P) that the kernels are compiled for
 
 
+def has_wgmma(device: torch.device) -> bool:
+    """Whether the Hopper forms run there; if not, those of mla_portable.py do."""
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
 def check(
     q: torch.Tensor,
     cache: torch.Tensor,

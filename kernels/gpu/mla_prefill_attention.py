@@ -20,7 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.gpu.mla_device import LOG2E, LOWEST, MASKED, fill, follow, tile_of
-from kernels.gpu.mla_launch import check, descriptors
+from kernels.gpu.mla_launch import check, descriptors, has_wgmma
+from kernels.gpu.mla_portable import LINES, WARPS, prefill_portable
 from kernels.gpu.mla_reference import prefill_attention_reference
 
 TILE = 64  # lines
@@ -33,18 +34,21 @@ def mla_prefill_attention(
     prefix_lens: torch.Tensor,
     row_start: torch.Tensor,
     out: torch.Tensor,
+    portable: bool | None = None,
 ) -> None:
     """Writes out. As `mla_tree_attention`, but each sequence's rows are a chain, of any length: row row_start[b] + j
     stands at position prefix_lens[b] + j and sees the slots 0 .. prefix_lens[b] + j.
 
     q [R, H, C+P] bf16, cache [pages, 64, C+P] bf16, page_table [B, n] int32, prefix_lens [B] int32, row_start [B+1]
     int32, out [R, H, C] bf16. No host sync, no allocation. Padding rows come out as zeros. On a CPU the reference runs.
+    `portable`: which form runs, where the card does not decide; the two have different bits, each the same always.
     """
     check(q, cache, page_table, prefix_lens, row_start, out)
     if not q.is_cuda:
         out.copy_(prefill_attention_reference(q, cache, page_table, prefix_lens, row_start, out.shape[-1]))
         return
-    launch(q, cache, page_table, prefix_lens, row_start, out)
+    portable = not has_wgmma(q.device) if portable is None else portable
+    launch(q, cache, page_table, prefix_lens, row_start, out, portable)
 
 
 def launch(
@@ -54,15 +58,20 @@ def launch(
     prefix_lens: torch.Tensor,
     row_start: torch.Tensor,
     out: torch.Tensor,
+    portable: bool,
 ) -> None:
     """The kernel: a program a tile."""
     rows, heads, width = q.shape
     batch, latent = len(prefix_lens), out.shape[-1]
-    tiles = rows * heads // TILE + batch + 1  # at most: a part of a tile a sequence, and one of padding
-    sizes = (batch, rows * heads, heads, page_table.stride(0))
+    tile = LINES if portable else TILE
+    tiles = rows * heads // tile + batch + 1  # at most: a part of a tile a sequence, and one of padding
+    about = (page_table, prefix_lens, row_start, out, batch, rows * heads, heads, page_table.stride(0))
     fixed = {"C": latent, "P": width - latent, "BP": triton.next_power_of_2(batch)}
+    if portable:
+        prefill_portable[(tiles,)](q, cache, *about, **fixed, num_warps=WARPS, launch_pdl=True)
+        return
     boxes = descriptors(q, cache, latent, TILE)
-    _prefill[(tiles,)](*boxes, page_table, prefix_lens, row_start, out, *sizes, **fixed, num_warps=8, launch_pdl=True)
+    _prefill[(tiles,)](*boxes, *about, **fixed, num_warps=8, launch_pdl=True)
 
 
 @gluon.jit

@@ -22,8 +22,9 @@ from typing import NamedTuple
 import torch
 import triton
 
-from kernels.gpu.mla_launch import check, descriptors
+from kernels.gpu.mla_launch import check, descriptors, has_wgmma
 from kernels.gpu.mla_path_merge import path_merge
+from kernels.gpu.mla_portable import LINES, WARPS, prefix_portable
 from kernels.gpu.mla_prefix_narrow import prefix_narrow
 from kernels.gpu.mla_prefix_wide import prefix_wide
 from kernels.gpu.mla_reference import PAGE, tree_attention_reference
@@ -60,16 +61,18 @@ class Workspace:
 class Plan(NamedTuple):
     """How a launch is cut. It changes the time and never a bit."""
 
-    lines: int  # a tile: 16 (prefix_narrow) or 64 (prefix_wide)
-    stages: int  # pages under way at a time, of the narrow form
+    lines: int  # a tile: 16 (prefix_narrow, prefix_portable) or 64 (prefix_wide)
+    stages: int  # pages under way at a time, of the narrow form; 0: the portable form
     programs: int  # of the prefix kernel, at most
     columns: int  # of a merging program: 64 or C
 
 
-def plan(rows: int, heads: int, batch: int, latent: int, pages: int, processors: int) -> Plan:
-    """By the sizes that a CUDA graph is keyed by: rows, sequences, and the page table's width."""
+def plan(rows: int, heads: int, batch: int, latent: int, pages: int, processors: int, wgmma: bool = True) -> Plan:
+    """By the sizes that a CUDA graph is keyed by: rows, sequences, and the page table's width; and by the card."""
     lines = -(-rows // batch) * heads
     columns = 64 if rows * -(-heads // 8) <= processors // 4 else latent
+    if not wgmma:
+        return Plan(LINES, 0, processors, columns)
     if pages <= 40 and batch * -(-lines // 16) * pages <= 2 * processors:  # a page each, two programs a processor
         return Plan(16, 1, 2 * processors, columns)
     # wide tiles, where those of all sequences, of some 32 splits each, are enough for half of the processors
@@ -112,7 +115,7 @@ def mla_tree_attention(
         out.copy_(tree_attention_reference(q, cache, page_table, prefix_lens, row_start, ancestors, latent))
         return
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    form = form or plan(rows, heads, batch, latent, page_table.shape[1], processors)
+    form = form or plan(rows, heads, batch, latent, page_table.shape[1], processors, has_wgmma(q.device))
     launch(q, cache, (page_table, prefix_lens, row_start, widths), ancestors, out, workspace, form)
 
 
@@ -131,11 +134,14 @@ def launch(
     fixed = {"C": latent, "P": width - latent, "SPLITS": workspace.splits, "BP": triton.next_power_of_2(batch)}
     states = (workspace.sums, workspace.scalars, workspace.open_terms, workspace.open_sums)
     grid = (max(form.programs, rows * heads // form.lines + batch),)  # or as many as there can be tiles
-    boxes = descriptors(q, cache, latent, form.lines)
     sizes = (batch, form.programs, heads, table.stride(0))
-    if form.lines == 64:
+    if form.stages == 0:
+        prefix_portable[grid](q, cache, *about, *states, *sizes, **fixed, num_warps=WARPS, launch_pdl=True)
+    elif form.lines == 64:
+        boxes = descriptors(q, cache, latent, form.lines)
         prefix_wide[grid](*boxes, *about, *states, *sizes, **fixed, num_warps=8, launch_pdl=True)
     else:
+        boxes = descriptors(q, cache, latent, form.lines)
         cut = {"BM": form.lines, "STAGES": form.stages}
         prefix_narrow[grid](*boxes, *about, *states, *sizes, **fixed, **cut, num_warps=4, launch_pdl=True)
     whole = form.columns == latent

@@ -11,7 +11,7 @@ from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_tree_attention import Plan, Workspace, mla_tree_attention
 
 NARROW, NARROW_2, WIDE = Plan(16, 1, 264, 64), Plan(16, 2, 132, 64), Plan(64, 2, 132, 64)
-FORMS = [NARROW, NARROW_2, WIDE]
+FORMS = [NARROW, NARROW_2, WIDE, Plan(16, 0, 132, 64)]  # the last: without Hopper's matrix unit
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ def attend(b: Batch, form: Plan | None = None, splits: int = 64) -> torch.Tensor
     return out
 
 
-def prefill(b: Batch) -> torch.Tensor:
+def prefill(b: Batch, portable: bool = False) -> torch.Tensor:
     out = torch.full((*b.q.shape[:2], b.latent), float("nan"), dtype=torch.bfloat16, device="cuda")
-    mla_prefill_attention(b.q, b.cache, b.page_table, b.prefix_lens, b.row_start, out)
+    mla_prefill_attention(b.q, b.cache, b.page_table, b.prefix_lens, b.row_start, out, portable)
     return out
 
 

@@ -5,6 +5,7 @@ The kernels are Gluon, which Triton's interpreter does not run: their values are
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -26,10 +27,11 @@ HEADS, LATENT, ROPE = 2, 128, 32
 
 
 @pytest.mark.timeout(300)  # fifteen seconds of work, on cores that others use too
-def test_compiled_for_hopper_without_spills() -> None:
+@pytest.mark.parametrize("capability", ["90", "100", "103", "120"])
+def test_compiled_without_spills(capability: str) -> None:
     """In a process of its own: other tests set Triton to interpret."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.gpu_compile_attention"]
+    command = [sys.executable, "-m", "tests.gpu_compile_attention", capability]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "builds" in done.stdout
@@ -158,3 +160,17 @@ def test_a_plan_is_one_of_the_compiled_forms(rows: int, batch: int, pages: int) 
     made = plan(rows * batch, 8, batch, 512, pages, 132)
     assert (made.lines, made.stages) in {(16, 1), (16, 2), (64, 2)}
     assert made.columns in (64, 512)
+    elsewhere = plan(rows * batch, 8, batch, 512, pages, 188, wgmma=False)
+    assert (elsewhere.lines, elsewhere.stages, elsewhere.programs) == (16, 0, 188)
+    assert elsewhere.columns in (64, 512)
+
+
+def test_a_steps_products_are_our_own() -> None:
+    """Libraries search for an algorithm while a graph is captured, choose by the row count, and some read too far."""
+    sources = sorted((ROOT / "hedgerow/model").glob("cuda*.py"))
+    assert sources
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not isinstance(node, ast.MatMult), path.name
+            called = node.attr if isinstance(node, ast.Attribute) else ""
+            assert called not in {"mm", "bmm", "matmul", "einsum", "addmm", "baddbmm"}, f"{path.name}: {called}"
