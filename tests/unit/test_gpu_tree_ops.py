@@ -24,7 +24,7 @@ def run(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("what", ["tree_ops", "block_attention"])
+@pytest.mark.parametrize("what", ["tree_ops", "block_attention", "bands"])
 def test_in_the_interpreter(what: str) -> None:
     out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", f"tests/gpu/test_{what}.py", TRITON_INTERPRET="1")
     assert " passed" in out
