@@ -2,7 +2,9 @@
 
 Each cell twice: with the split width and form that a session of that length gets (`kernel`, the same for every batch
 and tree), and with the best ones that were found for it (`kernel best`). FlashMLA (sgl-flash-mla, if it is installed)
-is causal: it has no tree, so it does less. Its scheduling call, once a step, is outside.
+is causal: it has no tree, so it does less; `peer FlashMLA + tail` is the same for the prefix alone, and then the tree's
+rows and the merge (bench/peer_tree.py). Its scheduling call, once a step, is outside. `portable`: the form for cards
+without Hopper's matrix unit, where it can be compared.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from functools import cache
 import torch
 
 from bench.kernel_cells import Call, Cell, Work
+from bench.peer_tree import tail_merge
 from bench.tree_baseline import per_head
 from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_reference import prefill_attention_reference, tree_attention_reference
@@ -36,7 +39,12 @@ CELLS: dict[tuple[int, int, int], tuple[float | None, int, Plan | None]] = {
     (8, 32768, 16): (1.7, 4096, WHOLE),
     (8, 32768, 32): (1.6, 8192, WHOLE),
     (8, 32768, 64): (1.55, 16384, WHOLE),
+    (1, 131072, 1): (None, 4096, None),
+    (1, 131072, 16): (None, 4096, None),
+    (8, 131072, 1): (None, 4096, None),
+    (8, 131072, 16): (None, 4096, None),
 }
+PORTABLE = {(1, 8192, 1), (1, 8192, 16), (1, 32768, 16), (8, 32768, 1), (8, 32768, 16)}
 
 
 @cache
@@ -122,6 +130,39 @@ def peer_cell(batch: int, length: int, rows: int) -> Cell:
     return Cell("mla_tree_attention", shape(batch, length, rows), need, make, need.read, "peer FlashMLA")
 
 
+def peer_tree_cell(batch: int, length: int, rows: int) -> Cell:
+    """FlashMLA over the prefix, then the tree's own rows and the merge: what trees cost where a kernel has none."""
+    pages = -(-(length + rows) // 64)
+
+    def make() -> Call:
+        from flash_mla import flash_mla_with_kvcache, get_mla_metadata
+
+        metadata = get_mla_metadata()[0]
+        table = torch.randperm(POOL, device="cuda")[: batch * pages].to(torch.int32).view(batch, pages)
+        q = torch.randn(batch, rows, HEADS, WIDTH, device="cuda").bfloat16()
+        lens = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+        trees, keys, scale = masks(batch, rows), pool().view(POOL, 64, 1, WIDTH), 192**-0.5
+        out = torch.empty(batch, rows, HEADS, LATENT, dtype=torch.bfloat16, device="cuda")
+
+        def run() -> None:
+            prefix, lse = flash_mla_with_kvcache(
+                q, keys, table, lens, LATENT, metadata, softmax_scale=scale, causal=False, use_legacy=True
+            )
+            tail_merge(q, pool(), table, lens, trees, prefix, lse, out, scale)
+
+        def check() -> None:
+            starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * rows
+            flat = q.view(batch * rows, HEADS, WIDTH).float() * scale
+            close(out.view(flat.shape[0], HEADS, LATENT), tree_attention_reference(
+                flat, pool(), table, lens, starts, trees, LATENT
+            ))  # fmt: skip
+
+        return Call(run, [out], check)
+
+    need = work(batch, length, rows)
+    return Cell("mla_tree_attention", shape(batch, length, rows), need, make, need.read, "peer FlashMLA + tail")
+
+
 def baseline_cell(length: int, rows: int) -> Cell:
     """One session; see bench/tree_baseline.py."""
     pages = -(-(length + rows) // 64)
@@ -186,7 +227,10 @@ def cells() -> Iterator[Cell]:
         yield tree_cell(batch, length, rows, fixed, None, f"kernel S={fixed}", bar)
         if width != fixed or form is not None:
             yield tree_cell(batch, length, rows, width, form, f"kernel best S={width}", bar)
+        if (batch, length, rows) in PORTABLE:
+            yield tree_cell(batch, length, rows, fixed, Plan(16, 0, 264, 64 if batch == 1 else LATENT), "portable")
         yield peer_cell(batch, length, rows)
+        yield peer_tree_cell(batch, length, rows)
         if (batch, length, rows) == (1, 32768, 32):
             yield baseline_cell(length, rows)
     for length, rows in [(0, 2048), (8192, 512), (8192, 2048), (32768, 2048)]:
