@@ -17,15 +17,16 @@ import torch
 
 from hedgerow.model.config import K2Config
 from hedgerow.model.fields import Fields
-from hedgerow.model.folder import INDEX, SINGLE, Stored, faults, stored, weight_files
+from hedgerow.model.folder import INDEX, Stored, faults, stored
 from hedgerow.model.headers import CheckpointError, Entry
+from hedgerow.model.identity import checkpoint_hash
 from hedgerow.model.manifest import Manifest
 from hedgerow.model.reading import DTYPES, Files, Meter, Progress, Watcher
 from hedgerow.model.tensors import GROUP, WHOLE, Share, Wanted, axis_of, scale_name, scale_shape
 from kernels.fp8 import fp8_unpack
 from kernels.int4 import int4_unpack
 
-__all__ = ["GROUP", "INDEX", "SINGLE", "Checkpoint", "CheckpointError", "PackedWeight", "weight_files"]
+__all__ = ["INDEX", "Checkpoint", "CheckpointError", "PackedWeight", "checkpoint_hash", "load_embedding_and_head"]
 log = logging.getLogger(__name__)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FP8 = torch.float8_e4m3fn
@@ -145,23 +146,6 @@ def share_bytes(s: Stored, share: Share) -> int:
     """Bytes of the tensors as the share has them."""
     ranks = share.ranks if s.parts == WHOLE else 1
     return sum(entry.bytes // (1 if axis_of(name) is None else ranks) for name, entry in s.entries.items())
-
-
-def checkpoint_hash(folder: Path) -> str:
-    """SHA-256 over config.json and the weight files, each with its name and length: equal only for equal bits.
-
-    A converted folder has its source's, which it was made from bit by bit.
-    """
-    manifest = Manifest.read(folder)
-    if manifest is not None:
-        return manifest.checkpoint_hash
-    digest = hashlib.sha256()
-    for path in [folder / "config.json", *sorted(set(weight_files(folder).values()))]:
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 22):
-                digest.update(chunk)
-    return digest.hexdigest()
 
 
 class EmbeddingAndHead(NamedTuple):

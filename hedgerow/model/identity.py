@@ -1,0 +1,65 @@
+"""The hash that stands for a checkpoint in a fingerprint: equal only for equal bits.
+
+It takes every byte of the folder. Of a large one it is kept beside the weights with the files' names, sizes and times,
+and is read again as long as they are those: a rank must not read 594 GB at each start. A file's change time is set by
+the kernel alone, so that no change of its bytes goes unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+
+from hedgerow.model.fields import ConfigError, Fields
+from hedgerow.model.folder import weight_files
+from hedgerow.model.headers import of_folder
+from hedgerow.model.manifest import Manifest, write_whole
+
+KEPT = "hedgerow-hash.json"
+LARGE = 10**9  # bytes from which on it is kept
+State = list[list[object]]
+
+
+def checkpoint_hash(folder: Path) -> str:
+    """SHA-256 over config.json and the weight files, each with its name and length.
+
+    A converted folder has its source's, which it was made from bit by bit.
+    """
+    manifest = Manifest.read(folder)
+    if manifest is not None:
+        return manifest.checkpoint_hash
+    files = [folder / "config.json", *sorted(set(weight_files(folder).values()))]
+    before = state(files)
+    known = kept(folder, before)
+    if known:
+        return known
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+    if sum(path.stat().st_size for path in files) >= LARGE and state(files) == before:
+        text = json.dumps({"files": before, "hash": digest.hexdigest()}, indent=1)
+        with contextlib.suppress(OSError):  # a folder that cannot be written to is hashed each time
+            write_whole(folder / KEPT, text + "\n")
+    return digest.hexdigest()
+
+
+def kept(folder: Path, now: State) -> str:
+    """The hash that is beside the weights, if it is of these files; else empty."""
+    if not (folder / KEPT).exists():
+        return ""
+    try:
+        f = Fields.read(of_folder(folder, KEPT))
+        return f.get("hash", str) if f.values.get("files") == now else ""
+    except ConfigError:
+        return ""
+
+
+def state(files: list[Path]) -> State:
+    """What changes with any change of a file's bytes."""
+    stats = [(path.name, path.stat()) for path in files]
+    return [[name, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in stats]
