@@ -17,7 +17,7 @@ from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal
 from hedgerow.model.devices import Device
-from hedgerow.model.interface import Prepares, waited
+from hedgerow.model.interface import Prepares, shards, waited
 from hedgerow.model.interface import Target as Model
 from hedgerow.model.loader import load_embedding_and_head
 from hedgerow.model.select import Engine, load_target
@@ -96,6 +96,8 @@ async def _work(
         watch_acceptance(lambda: probe.measured)
         peer.arrived = partial(_arrived, probe, steps, health)
     health.facts |= {"model": config.model_name, "fingerprint": described.fingerprint.digest}
+    if (ranks := shards(group.model)) > 1:
+        health.facts["tensor_parallel"] = str(ranks)
     servicer.loaded = Loaded(described, group.engine, steps.wake, steps.trouble, config.max_budget)
     others = [] if peer is None else [peer.run()]
     await asyncio.gather(_steps(steps, servicer), _drain(servicer, health, config.grace), *others)

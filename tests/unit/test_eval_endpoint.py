@@ -156,7 +156,7 @@ def test_a_slow_server_is_left_at_the_deadline(act: Act) -> None:
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=r"within 0\.4 s"):
             Endpoint(url, "m", seconds=0.4).chat("x", {})
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 2.9, "the server had given up first"
 
 
 def huge(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
