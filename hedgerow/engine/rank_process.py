@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from hedgerow.engine.numa import bind
+
 BEAT = 0.5
 LENGTH = struct.Struct("=I")
 MOST_BYTES = 64 << 20  # of one message
@@ -39,6 +41,7 @@ class Spec(NamedTuple):
     threads: int
     backend: str
     parent: int  # process id
+    cores: list[int]  # usable by the group
 
 
 def pack(message: Any) -> bytes:
@@ -101,6 +104,7 @@ def beat(say: Callable[[str], None]) -> None:
 
 def serve(spec: Spec, say: Callable[[str], None]) -> None:
     """Loads this rank's part and follows the first rank until that ends."""
+    bind(spec.rank, spec.ranks, frozenset(spec.cores))
     import torch
 
     from hedgerow.model.batch import SequenceRows

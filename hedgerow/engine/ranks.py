@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,17 +47,26 @@ OnLost = Callable[[str], None]
 class RankGroup:
     """Ranks 1 .. count - 1 as processes; rank 0 is this one. Calls come from one thread at a time.
 
+    `cores`: among which the other ranks choose their node's (`numa.py`); empty: they are not bound.
+
     Raises ConfigError or CheckpointError for a folder that so many ranks cannot share, before anything is started.
     """
 
     def __init__(
-        self, folder: Path, count: int, threads: int = 1, on_lost: OnLost = lambda why: None, patience: float = PATIENCE
+        self,
+        folder: Path,
+        count: int,
+        threads: int = 1,
+        on_lost: OnLost = lambda why: None,
+        patience: float = PATIENCE,
+        cores: Set[int] = frozenset(),
     ) -> None:
         check_ranks([Checkpoint(folder, Share(0, count))], K2Config.from_folder(folder))
         self.folder, self.count, self.patience, self._on_lost = folder, count, patience, on_lost
         self.why = ""  # it is lost; "" while it is not
         self._threads, self._aside = threads, tempfile.TemporaryDirectory(prefix="hedgerow-ranks-")
         self._ranks: list[subprocess.Popen[bytes]] = []
+        self._cores = sorted(cores)
         self._laws: dict[int, str] = {}
         self._changed, self._losing, self._ending = threading.Condition(), threading.RLock(), False
         # One thread starts and watches: Linux ends a child when the thread that started it does.
@@ -164,7 +173,7 @@ class RankGroup:
             self._ranks.append(rank)
             spec = Spec(
                 str(self.folder.resolve()), number, self.count, self._meeting, self.patience, self._threads, "gloo",
-                os.getpid(),
+                os.getpid(), self._cores,
             )  # fmt: skip
             with contextlib.suppress(OSError):  # its end is seen below
                 rank.stdin.write(pack(tuple(spec)))

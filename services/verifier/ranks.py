@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from hedgerow.engine.numa import bind, usable
 from hedgerow.engine.ranks import RankGroup
 from hedgerow.model.interface import Target
 from hedgerow.rpc.config import ConfigError, variable_of
@@ -24,10 +25,14 @@ def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target
             value = str(getattr(config, field))
             raise ConfigError(variable_of(field), value, f"must be {limit}, where tensor_parallel is above 1")
     threads = max(1, config.threads_used // config.tensor_parallel)
+    cores = usable()
+    bound = bind(0, config.tensor_parallel, cores)
     torch.set_num_threads(threads)
-    group = RankGroup(config.model_path, config.tensor_parallel, threads, on_lost=_lost)
+    group = RankGroup(config.model_path, config.tensor_parallel, threads, on_lost=_lost, cores=cores)
     target = group.load(layers)
-    log.info("all ranks are ready", ranks=config.tensor_parallel, threads=threads, law=target.kernel_law)
+    log.info(
+        "all ranks are ready", ranks=config.tensor_parallel, threads=threads, law=target.kernel_law, bound=bool(bound)
+    )
     return target
 
 
