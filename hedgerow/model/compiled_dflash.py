@@ -149,10 +149,31 @@ class CompiledDFlash:
         The anchor of a sequence stands at its position P; the context is what was appended, all before P. `states` are
         not changed. InvalidRequest for an anchor or a position that makes no sense.
         """
+        logits = torch.empty(len(states), self.config.block_size - 1, self.vocab_size)
+        self._draft(states, anchors, positions, logits, None)
+        return logits
+
+    def draft_states(
+        self, states: Sequence[CompiledDraftState], anchors: Sequence[int], positions: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`draft`'s logits, and the normed states [S, block_size - 1, hidden] that they are of."""
+        c = self.config
+        shape = len(states), c.block_size - 1
+        logits, hidden = torch.empty(*shape, c.vocab_size), torch.empty(*shape, c.hidden_size)
+        self._draft(states, anchors, positions, logits, hidden)
+        return logits, hidden
+
+    def _draft(
+        self,
+        states: Sequence[CompiledDraftState],
+        anchors: Sequence[int],
+        positions: Sequence[int],
+        logits: torch.Tensor,
+        hidden: torch.Tensor | None,
+    ) -> None:
         c, count = self.config, len(states)
         if not count == len(anchors) == len(positions):
             raise InvalidRequest("states", count, "as many as anchors and positions")
-        logits = torch.empty(count, c.block_size - 1, c.vocab_size)
         asks = zip(states, anchors, positions, strict=True)
         ask = (lib.DraftAsk * count)(*(lib.DraftAsk(a, p, s.start, s.end) for s, a, p in asks))
         contexts = (lib.DraftContext * (count * c.num_hidden_layers))(
@@ -161,7 +182,8 @@ class CompiledDFlash:
         bad = ctypes.c_int()
         with self._turn:
             threads, begun = self.choice.threads(count), time.perf_counter()
-            code = self._functions.drafter_step(self._engine, count, ask, contexts, threads, logits.data_ptr(), bad)
+            out = logits.data_ptr(), None if hidden is None else hidden.data_ptr()
+            code = self._functions.drafter_step(self._engine, count, ask, contexts, threads, *out, bad)
             self.choice.took(count, time.perf_counter() - begun)
         if code in FAULTS:
             field, limit = FAULTS[code]
@@ -169,7 +191,6 @@ class CompiledDFlash:
             raise InvalidRequest(f"{field}[{bad.value}]", wrong, limit)
         if code:
             raise MemoryError("no memory for the step's scores")
-        return logits
 
     def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]:
         """One tree a sequence from `draft`'s logits, as `kernels.tree_build.plain_trees`."""

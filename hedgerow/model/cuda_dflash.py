@@ -62,6 +62,8 @@ class CudaDFlash:
             raise ConfigError(
                 folder / "config.json", "head_dim", c.head_dim, "a power of two from 16 on, on a CUDA device"
             )
+        if c.convolution is not None:
+            raise ConfigError(folder / "config.json", "conv_kernel_size", c.convolution.taps, "none, on a CUDA device")
         self.feature_layers, self.block_size, self.vocab_size = c.target_layer_ids, c.block_size, c.vocab_size
         self.feature_width = c.hidden_size if projected else c.feature_width
         self.checkpoint_hash = checkpoint_hash(folder)
@@ -119,6 +121,14 @@ class CudaDFlash:
         with self._turn:
             self._start(states, anchors, positions, 0).launch()
             return self._logits[: len(states)]
+
+    @inference
+    def draft_states(
+        self, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`draft`'s logits, and the normed states [S, block_size - 1, hidden] that they are of."""
+        logits, rows = self.draft(states, anchors, positions), self._room.normed[: len(states) * self.block_size]
+        return logits, rows.view(len(states), self.block_size, -1)[:, 1:]
 
     @inference
     def propose(

@@ -131,4 +131,10 @@ class Draft(Protocol):
         """May be on a device. The next call may overwrite it."""
         ...
 
+    def draft_states(
+        self, states: Sequence[Any], anchors: Sequence[int], positions: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `draft`, and the normed states that the logits are of."""
+        ...
+
     def trees(self, logits: torch.Tensor, budgets: Sequence[int], caps: Sequence[int]) -> list[PlainTree]: ...

@@ -12,13 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from hedgerow.model.draft_config import DraftConfig, SelectorSize, selector_size
 from hedgerow.model.fields import Fields
-from hedgerow.model.interface import Context
+from hedgerow.model.interface import Context, Draft
 from hedgerow.model.loader import Checkpoint
 from hedgerow.model.proposer import Proposed
 from kernels.tree_build import PlainTree, top_logprobs
@@ -107,28 +107,10 @@ def capped(logprobs: torch.Tensor, choice: torch.Tensor, caps: torch.Tensor) -> 
     return out
 
 
-class TellsStates(Protocol):
-    """A DFlash model that gives the hidden states of a draft beside its logits."""
-
-    @property
-    def config(self) -> DraftConfig: ...
-    @property
-    def feature_width(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    def new_state(self) -> Context: ...
-    def append(self, state: Any, features: torch.Tensor, position: int) -> None: ...
-    def draft_states(
-        self, states: Sequence[Any], anchors: Sequence[int], positions: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [S, L, V] and normed hidden states [S, L, H]. The next call may overwrite them."""
-        ...
-
-
 class FromPairs:
     """A Proposer of conditional trees: each token's probability depends on the token before it."""
 
-    def __init__(self, model: TellsStates, selector: Selector) -> None:
+    def __init__(self, model: Draft, selector: Selector) -> None:
         self.model, self.selector = model, selector
         self.vocab_size, self.feature_width = model.vocab_size, model.feature_width
         self.positions = model.config.max_position_embeddings
@@ -150,6 +132,7 @@ class FromPairs:
         logits, hidden = self.model.draft_states(states, anchors, positions)
         forwarded = time.perf_counter_ns()
         device = logits.device
+        self.selector.to(device)
         pairs = self.selector.pairs(
             logits, hidden, torch.tensor(anchors, device=device), torch.tensor(caps, device=device)
         )

@@ -25,7 +25,7 @@ typedef struct {
     int sequences;
     const float *features;
     int new_rows, position;
-    float *logits;
+    float *logits, *hidden;
 } Drafter;
 
 #define FLOATS(n) take(&t->memory, sizeof(float) * (size_t)(n))
@@ -261,6 +261,7 @@ static void step(void *drafter, int id, int threads) {
         w->ys[n] = t->logits + (long)n * m->vocab + v0;
         rms_norm(t->x + (long)r * H, m->norm, w->h + (long)n++ * H, H, m->eps);
     }
+    if (t->hidden && id == 0) memcpy(t->hidden, w->h, sizeof(float) * (size_t)n * (size_t)H);
     product(&m->head, v0, v1, n, w->xs, w->ys, 0);
 }
 
@@ -292,9 +293,9 @@ static int check(const DraftModel *m, const DraftAsk *a, const DraftContext *con
     return FINE;
 }
 
-/* logits [sequences][block - 1][vocab]. FINE, or what is wrong with the sequence *bad, and nothing was computed. */
+/* logits [sequences][block - 1][vocab]; hidden, or 0: the normed states that they are of, [..][hidden]. FINE, or what is wrong with the sequence *bad, and nothing was computed. */
 int drafter_step(Drafter *t, int sequences, const DraftAsk *ask, const DraftContext *context, int threads,
-                 float *logits, int *bad) {
+                 float *logits, float *hidden, int *bad) {
     const DraftModel *m = &t->m;
     for (*bad = 0; *bad < sequences; ++*bad) {
         const int code = check(m, ask + *bad, context + (long)*bad * m->layers);
@@ -307,6 +308,7 @@ int drafter_step(Drafter *t, int sequences, const DraftAsk *ask, const DraftCont
         t->ask = ask + from;
         t->context = context + (long)from * m->layers;
         t->logits = logits + (long)from * (m->block - 1) * m->vocab;
+        t->hidden = hidden ? hidden + (long)from * (m->block - 1) * m->hidden : 0;
         pool_run(t->pool, step, t, threads);
     }
     return FINE;

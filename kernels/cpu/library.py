@@ -137,7 +137,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "drafter_open": [c.POINTER(DraftModel), c.c_int],
     "drafter_close": [POINTER],
     "drafter_append": [POINTER, POINTER, POINTER, c.c_int, c.c_int, c.c_int],
-    "drafter_step": [POINTER, c.c_int, POINTER, POINTER, c.c_int, POINTER, c.POINTER(c.c_int)],
+    "drafter_step": [POINTER, c.c_int, POINTER, POINTER, c.c_int, POINTER, POINTER, c.POINTER(c.c_int)],
     "walk_trees": [
         POINTER, c.c_int64, c.c_int, c.c_int, POINTER, POINTER, POINTER, POINTER, c.POINTER(c.c_int),
     ],

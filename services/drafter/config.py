@@ -29,6 +29,14 @@ class DrafterServiceConfig(ComputingConfig):
             "verifier then applies (its features=projected)",
         },
     )
+    trees: str = field(
+        default="auto",
+        metadata={
+            "choices": ("auto", "conditional", "marginal"),
+            "help": "of a DFlash model: by its selector, each token after the one before it, or by every position's "
+            "own probabilities; auto: by the selector where there is one",
+        },
+    )
     yarn_amplitude: float | None = field(
         default=None,
         metadata={

@@ -13,6 +13,7 @@ from hedgerow.model.interface import Draft, Prepares
 from hedgerow.model.lookup import Lookup
 from hedgerow.model.proposer import Proposer
 from hedgerow.model.select import Engine, load_drafter
+from hedgerow.model.selector import FromPairs, Selector
 from hedgerow.rpc.config import ConfigError, variable_of
 from services.drafter.config import DrafterServiceConfig
 
@@ -26,6 +27,7 @@ class Made:
     model: Draft | Lookup
     features: str  # hidden, projected or tokens
     card: AcceptanceCard | None = None
+    trees: str = ""  # conditional or marginal; empty: of neither kind
 
 
 def load(config: DrafterServiceConfig) -> Made:
@@ -52,4 +54,9 @@ def dflash(config: DrafterServiceConfig, folder: Path) -> Made:
     )
     if isinstance(model, Prepares):  # so that no request waits for a compiler
         model.prepare(config.max_sequences, config.max_budget)
-    return Made(folder.name, model, model, config.features, AcceptanceCard.from_folder(folder, model.vocab_size))
+    selector = None if config.trees == "marginal" else Selector.find(folder, model.config)
+    if selector is None and config.trees == "conditional":
+        raise ConfigError(variable_of("trees"), "conditional", f"{folder} has no selector")
+    card = AcceptanceCard.from_folder(folder, model.vocab_size)
+    drafts: Draft | Proposer = model if selector is None else FromPairs(model, selector)
+    return Made(folder.name, drafts, model, config.features, card, "marginal" if selector is None else "conditional")

@@ -34,11 +34,12 @@ async def run(config: DrafterServiceConfig) -> None:
 
 async def _load(config: DrafterServiceConfig, servicer: DrafterServicer, health: Health) -> None:
     made = await asyncio.to_thread(load, config)
-    watch_device(partial(waited, made.drafts))
+    watch_device(partial(waited, made.model))
     limits = Limits(made.model.vocab_size, made.model.feature_width, config.max_budget, config.max_sequences)
     most = DrafterConfig(config.max_sequences, config.max_budget)
     servicer.loaded = Loaded(
         description(made, limits, os.urandom(16)), limits, partial(DrafterEngine, made.drafts, most)
     )
-    health.facts |= {"model": made.name, "drafter": config.kind, "features": made.features}
+    told = {"model": made.name, "drafter": config.kind, "features": made.features, "trees": made.trees}
+    health.facts |= {name: fact for name, fact in told.items() if fact}
     health.report(MODEL, None)

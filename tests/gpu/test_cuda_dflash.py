@@ -138,3 +138,15 @@ def test_features_that_were_projected_before_draft_the_same(tmp_path: Path) -> N
         drafts.append(model.draft([state], [3], [5]).cpu().clone())
     error = float((drafts[0] - drafts[1]).square().mean().sqrt() / drafts[0].std())
     assert error < (1e-5 if INTERPRETED else 0.05)
+
+
+def test_states_are_those_of_the_logits(pair: Pair) -> None:
+    state, other = pair.model.new_state(), pair.reference.new_state()
+    for model, mine in ((pair.model, state), (pair.reference, other)):
+        model.append(mine, features(pair, 5), 0)  # type: ignore[attr-defined]
+    logits, hidden = pair.model.draft_states([state, state], [3, 4], [5, 6])
+    expected, wanted = pair.reference.draft_states([other, other], [3, 4], [5, 6])
+    for got, reference in ((logits, expected), (hidden, wanted)):
+        assert got.shape == reference.shape
+        error = float((got.float().cpu() - reference).square().mean().sqrt() / reference.std())
+        assert error < (1e-5 if INTERPRETED else 0.05)

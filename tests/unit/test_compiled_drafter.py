@@ -73,6 +73,11 @@ def test_drafts_are_those_of_the_reference_over_a_growing_context(tmp_path: Path
             positions = [state.end + gap for state in states[0]]
             expected = b.draft(states[1], [1, 2, 3], positions)
             torch.testing.assert_close(a.draft(states[0], [1, 2, 3], positions), expected, rtol=0, atol=1e-4)
+            told, wanted = (
+                a.draft_states(states[0], [1, 2, 3], positions),
+                b.draft_states(states[1], [1, 2, 3], positions),
+            )
+            torch.testing.assert_close(told, wanted, rtol=0, atol=1e-4)
 
 
 def test_a_draft_changes_no_state_and_threads_change_no_bit(tiny: TinyPaths, model: CompiledDFlash) -> None:
