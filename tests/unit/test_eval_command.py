@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from hedgerow.cli.command import NOBODY_THERE, REFUSED
 from hedgerow.cli.evaluation import sandbox
 from hedgerow.cli.main import main
 from hedgerow.errors import Overloaded
@@ -36,6 +37,7 @@ def test_trees_and_plain_are_asked_alike(capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "pass@1 trees: 1 of 1 (1.000)" in out
     assert "same text with trees and plain: 1 of 1" in out
+    assert "\nmodel: m\n" in out
 
 
 def test_other_tokens_with_the_same_text_are_not_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +60,20 @@ def test_a_refused_question_is_that_tasks_failure(capsys: pytest.CaptureFixture[
         assert run(server, "--task", "clockwise", "--patience", "0") == 1
     out = capsys.readouterr().out
     assert "trees failed (no answer)   plain passed" in out
+
+
+def test_a_gateway_that_is_not_there_is_asked_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--address", "localhost:1", "--patience", "0"]) == NOBODY_THERE
+    told = capsys.readouterr()
+    assert "nothing answers at localhost:1" in told.err
+    assert not told.out
+
+
+def test_a_model_that_is_not_served_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with served() as (server, _):
+        assert run(server, "--model", "other") == REFUSED
+        assert not server.requests
+    assert "no model 'other'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

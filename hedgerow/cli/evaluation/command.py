@@ -16,7 +16,7 @@ from hedgerow.cli.evaluation.task import Task
 from hedgerow.cli.evaluation.tasks import TASKS
 from hedgerow.client import Client, Options
 from hedgerow.client._environment import api_key
-from hedgerow.errors import InvalidRequest
+from hedgerow.errors import InvalidRequest, NotFound
 
 MOST_PARALLEL = 64
 SERVED = "served"  # the one way of an endpoint that was not told how to decode plainly
@@ -56,13 +56,14 @@ def run(client: Client, args: argparse.Namespace) -> int:
     if args.without_isolation:
         say("hedgerow eval: WARNING: code that a model wrote runs here with your rights, and nothing holds it")
     layers = () if args.without_isolation else prove()
+    served = args.model if args.endpoint else _served(client, args)
     rows = evaluate(
         tasks, ways, completion=args.completion, limits=limits, isolate=not args.without_isolation,
         parallel=args.parallel,
     )  # fmt: skip
     about = {
         "asked": args.endpoint or args.address,
-        "model": args.model,
+        "model": served,
         "prompts": "completion" if args.completion else "chat",
         "max_tokens": args.max_tokens,
         "temperature": args.temperature,
@@ -91,6 +92,17 @@ def _limits(args: argparse.Namespace) -> Limits:
     if not args.timeout > 0:
         raise InvalidRequest("--timeout", args.timeout, "above 0")
     return Limits(seconds=args.seconds)
+
+
+def _served(client: Client, args: argparse.Namespace) -> str:
+    """The model and its fingerprint; asked before any question, so that a gateway that is not there is told of once."""
+    models = client.models()
+    for model in models:
+        if args.model == model.name or (not args.model and len(models) == 1):
+            return f"{model.name} {model.fingerprint[:12]}".rstrip()
+    if not args.model:
+        raise InvalidRequest("--model", "", f"one of {', '.join(model.name for model in models)}")
+    raise NotFound("model", args.model)
 
 
 def _sdk(client: Client, args: argparse.Namespace) -> Mapping[str, Asks]:
