@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,16 +41,14 @@ THINK_AND_MEDIA = range(602 - 584, 608 - 584)  # places that K2-Instruct has no 
 MARKER = re.compile(r"<\|\w+\|>|</?think>|\[[A-Z]+\]")
 
 
-@functools.cache
 def load_kimi() -> Tokenizer:
-    """Loaded once for all tests: it takes most of a second."""
-    return Tokenizer.from_folder(KIMI)
+    """The published one."""
+    return tokenizer_of(KIMI)
 
 
-@functools.cache
 def load_bundled() -> Tokenizer:
-    """The bundled vocabulary: the same format, 3,840 ranks, the same 256 special tokens above them."""
-    return Tokenizer.from_folder(BUNDLED)
+    """The bundled one: the same format, 3,840 ranks, the same 256 special tokens above them."""
+    return tokenizer_of(BUNDLED)
 
 
 @functools.cache
@@ -73,6 +72,15 @@ def without_think(folder: Path, to: Path) -> Path:
     (to / "tokenizer_config.json").write_text(json.dumps(config))
     (to / "tiktoken.model").write_bytes((folder / "tiktoken.model").read_bytes())
     return to
+
+
+@functools.cache
+def tokenizer_of(folder: Path, *, thinks: bool = True) -> Tokenizer:
+    """A folder's, made once for all tests; `thinks=False`: as K2-Instruct has it."""
+    if thinks:
+        return Tokenizer.from_folder(folder)
+    with tempfile.TemporaryDirectory() as other:
+        return Tokenizer.from_folder(without_think(folder, Path(other)))
 
 
 def spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

@@ -11,12 +11,12 @@ from hedgerow.client import Answer, Chunk, ContentDelta, ReasoningDelta, SyncStr
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-def show_answer(stream: SyncStream, out: TextIO | None = None, aside: TextIO | None = None) -> Answer:
+def show_answer(stream: SyncStream) -> Answer:
     """Print an answer as it comes. Reasoning is dim on a terminal, and goes to standard error from a pipe.
 
     A call is one line when it is complete; one that cannot be used is said on standard error, with the reason.
     """
-    shown, answer = _Shown(out or sys.stdout, aside or sys.stderr), Answer()
+    shown, answer = _Shown(sys.stdout, sys.stderr), Answer()
     for chunk in stream:
         answer.add(chunk)
         shown.chunk(chunk)

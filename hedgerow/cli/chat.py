@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hedgerow.cli import options
-from hedgerow.cli.answer import show_answer
 from hedgerow.cli.command import Command, say, status_of
 from hedgerow.cli.generate import read
 from hedgerow.cli.show import exit_status, show, unbroken
-from hedgerow.client import Answer, Client, Message, SyncStream
+from hedgerow.client import Client, Message, SyncStream
 from hedgerow.errors import Cancelled, HedgerowError, InvalidRequest, Unavailable
 
 PROMPT = "> "
@@ -41,7 +40,7 @@ def run(client: Client, args: argparse.Namespace) -> int:
     if args.question is not None:
         stream = _ask(client, [*beginning, Message("user", args.question)], args)
         with unbroken(stream):
-            _show(stream, args)
+            show(stream, as_json=args.json, runs=args.show_runs)
             return exit_status(stream)
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
@@ -88,7 +87,7 @@ def _answer(client: Client, messages: list[Message], args: argparse.Namespace) -
     try:
         stream = _ask(client, messages, args)
         with unbroken(stream):
-            return _Answer(_show(stream, args).message(), exit_status(stream))
+            return _Answer(show(stream, as_json=args.json, runs=args.show_runs).message(), exit_status(stream))
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
@@ -99,15 +98,6 @@ def _answer(client: Client, messages: list[Message], args: argparse.Namespace) -
         say(f"hedgerow: {error}")
         return _Answer(None, status_of(error))
     return _Answer(None, 0)
-
-
-def _show(stream: SyncStream, args: argparse.Namespace) -> Answer:
-    """By its parts; as it comes where JSON or the runs of tokens are wanted."""
-    if not args.json and not args.show_runs:
-        return show_answer(stream)
-    answer = Answer()
-    show(stream, as_json=args.json, runs=args.show_runs, seen=answer.add)
-    return answer
 
 
 def _ask(client: Client, messages: list[Message], args: argparse.Namespace) -> SyncStream:

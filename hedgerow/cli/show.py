@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import cycle
 from typing import Any, TextIO
 
+from hedgerow.cli.answer import show_answer
 from hedgerow.cli.command import say
-from hedgerow.client import Chunk, Finished, FinishReason, Position, Started, SyncStream
+from hedgerow.client import Answer, Chunk, Finished, FinishReason, Position, Started, SyncStream
 from hedgerow.errors import Fenced, HedgerowError, Overloaded, Unavailable
 
 # Background colours, two in turn, so that neighbouring runs are told apart on dark and light terminals.
@@ -65,30 +66,26 @@ def how_to_go_on(position: Position) -> str:
     return " ".join(words)
 
 
-def show(
-    stream: SyncStream,
-    *,
-    as_json: bool,
-    runs: bool,
-    out: TextIO | None = None,
-    seen: Callable[[Chunk], None] = lambda chunk: None,
-) -> str:
-    """Print a stream as it comes; returns its text. `seen` is called with each chunk."""
-    out = out or sys.stdout
+def show(stream: SyncStream, *, as_json: bool, runs: bool) -> Answer:
+    """Print a stream as it comes, and return what it was."""
     if as_json:
-        return _show_json(stream, out, seen)
-    text: list[str] = []
+        return _show_json(stream, sys.stdout)
+    return _show_runs(stream, sys.stdout) if runs else show_answer(stream)
+
+
+def _show_runs(stream: SyncStream, out: TextIO) -> Answer:
+    """All text as it is, markers included: where a step began and ended matters here."""
+    answer = Answer()
     marks = cycle(COLOURS)
     for chunk in stream:
-        seen(chunk)
-        text.append(chunk.text)
+        answer.add(chunk)
         if chunk.text:
-            out.write(_marked(chunk.text, next(marks), coloured=out.isatty()) if runs else chunk.text)
+            out.write(_marked(chunk.text, next(marks), coloured=out.isatty()))
             out.flush()
     out.write("\n")
-    if stream.finished and runs:
+    if stream.finished:
         out.write(f"{summary(stream.finished)}\n")
-    return "".join(text)
+    return answer
 
 
 def summary(finished: Finished) -> str:
@@ -112,17 +109,16 @@ def _marked(text: str, colour: str, *, coloured: bool) -> str:
     return "\n".join(f"{colour}{line}{RESET}" if line else "" for line in text.split("\n"))
 
 
-def _show_json(stream: SyncStream, out: TextIO, seen: Callable[[Chunk], None]) -> str:
-    text: list[str] = []
+def _show_json(stream: SyncStream, out: TextIO) -> Answer:
+    answer = Answer()
     ascii_only = not (getattr(out, "encoding", None) or "utf-8").lower().startswith("utf")
     for event in stream.events():
         kind = {Started: "started", Chunk: "chunk", Finished: "finished"}[type(event)]
         if isinstance(event, Chunk):
-            seen(event)
-            text.append(event.text)
+            answer.add(event)
         out.write(json.dumps({"event": kind, **plain(asdict(event))}, ensure_ascii=ascii_only) + "\n")
         out.flush()
-    return "".join(text)
+    return answer
 
 
 def plain(value: Any) -> Any:

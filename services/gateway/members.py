@@ -12,6 +12,7 @@ from typing import Any
 
 from services.gateway.tokenizer import SPECIAL_TOKENS, TokenizerError, read_json
 
+INSTRUCT_EPS = 1e-6  # of its norms; that of K2-Thinking is 1e-5
 GREETING = "You are Kimi, an AI assistant created by Moonshot AI."
 
 
@@ -44,7 +45,7 @@ MEMBERS = {
     member.name: member
     for member in (
         # Its template leaves a line break behind the turn that it makes up, and only there.
-        Member("k2", Thinking.NEVER, greeting=GREETING, after_greeting="\n"),
+        Member("k2-instruct", Thinking.NEVER, greeting=GREETING, after_greeting="\n"),
         Member("k2-thinking", Thinking.ALWAYS, greeting=GREETING),
         Member("k2.5", Thinking.CHOICE, typescript=True),
         Member("k2.6", Thinking.CHOICE, typescript=True, preserves=True),
@@ -56,16 +57,18 @@ AUTO, FOLDER = "auto", "folder"
 def member_of(folder: Path) -> Member:
     """The member that a model folder is, by its configuration.
 
-    `model_type` tells the generations apart, K2-Thinking has a token `<think>` that K2-Instruct has not, and the end of
-    sequence is [EOS] in K2.5 and `<|im_end|>` in K2.6. Raises TokenizerError with what was found and the names.
+    `model_type` tells the generations apart. K2-Thinking has a token `<think>` and a larger epsilon than K2-Instruct;
+    the end of sequence is [EOS] in K2.5 and `<|im_end|>` in K2.6. Raises TokenizerError with what was found and the
+    names.
     """
     path = folder / "config.json"
-    config = read_json(path)
+    config = read_json(path) if path.exists() else {}
     kind = config.get("model_type")
     if kind == "kimi_k2":
         added = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
-        thinks = any(isinstance(entry, dict) and entry.get("content") == "<think>" for entry in added.values())
-        return MEMBERS["k2-thinking" if thinks else "k2"]
+        named = any(isinstance(entry, dict) and entry.get("content") == "<think>" for entry in added.values())
+        thinks = named and config.get("rms_norm_eps") != INSTRUCT_EPS
+        return MEMBERS["k2-thinking" if thinks else "k2-instruct"]
     if kind == "kimi_k25":
         text = config.get("text_config")
         inner: dict[str, Any] = text if isinstance(text, dict) else {}
@@ -76,7 +79,7 @@ def member_of(folder: Path) -> Member:
                 return MEMBERS["k2.5" if place == 1 else "k2.6"]
         found = f"model_type kimi_k25 with eos_token_id {end!r} and text_config.vocab_size {size!r}"
     else:
-        found = f"model_type {kind!r}"
+        found = f"model_type {kind!r}" if config else "a folder without it"
     names = ", ".join(MEMBERS)
     why = f"{found} is no known member of the family; HEDGEROW_CHAT_TEMPLATE names one of {names}, or {FOLDER}"
     raise TokenizerError(path, why)

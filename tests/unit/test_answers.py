@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ from services.gateway.types import (
     Speculation,
     ToolCall,
 )
-from tests.kimi import BUNDLED, ids_of, load_bundled, without_think
+from tests.kimi import BUNDLED, ids_of, load_bundled, tokenizer_of
 
 WEATHER = {
     "name": "weather",
@@ -240,20 +239,20 @@ def test_calls_are_counted_through_the_conversation() -> None:
     assert found == [Call(0, "functions.weather:2", "weather", '{"city": "北京"}', complete=True)]
 
 
-@pytest.mark.parametrize("member", ["k2", "k2-thinking", "k2.5", "k2.6"])
+@pytest.mark.parametrize("member", ["k2-instruct", "k2-thinking", "k2.5", "k2.6"])
 def test_every_members_answers_are_read(member: str) -> None:
     """K2-Thinking opens its reasoning itself; K2 has none. What JSON and TypeScript declare is known alike."""
     chat = Chat((USER,), TOOLS)
     counted = f'{SECTION}<|tool_call_begin|>0<|tool_call_argument_begin|>{{"zone":"a"}}<|tool_call_end|>'
     call = Call(0, "functions.now:0", "now", '{"zone":"a"}', complete=True)
-    opening = {"k2-thinking": "<think>Hm.</think>", "k2": ""}.get(member, "Hm.</think>")
-    thought = [] if member == "k2" else [Reasoning("Hm.")]
+    opening = {"k2-thinking": "<think>Hm.</think>", "k2-instruct": ""}.get(member, "Hm.</think>")
+    thought = [] if member == "k2-instruct" else [Reasoning("Hm.")]
     assert parts(f"{opening}Hello{counted}", chat, member=member) == [*thought, Content("Hello"), call]
 
 
-def test_a_vocabulary_without_think_tokens_is_read(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_folder(without_think(BUNDLED, tmp_path / "k2"))
-    reader = answer(Chat((USER,), TOOLS), "k2", tokenizer=tokenizer)
+def test_a_vocabulary_without_think_tokens_is_read() -> None:
+    tokenizer = tokenizer_of(BUNDLED, thinks=False)
+    reader = answer(Chat((USER,), TOOLS), "k2-instruct", tokenizer=tokenizer)
     assert joined(reader.feed(ids_of(tokenizer, f"a<think>b{SECTION}{ONE}")) + reader.finish()) == [
         Content("a<think>b"),
         WHOLE_ONE,

@@ -14,24 +14,28 @@ Where an expectation comes from:
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hedgerow.weights.published import MINI, Member
+from hedgerow.weights.published import config as published_config
+from hedgerow.weights.vocabulary import write_vocabulary
 from services.gateway.chat import KimiTemplate
 from services.gateway.members import MEMBERS, member_of
-from services.gateway.tokenizer import Tokenizer, TokenizerError
+from services.gateway.tokenizer import TokenizerError
 from services.gateway.types import Chat, Message, ToolCall
-from tests.kimi import BUNDLED, KIMI, NEEDS_KIMI, published, spelled, without_think
+from tests.kimi import BUNDLED, KIMI, NEEDS_KIMI, published, spelled, tokenizer_of
 
 FOLDERS = [pytest.param(BUNDLED, id="bundled"), pytest.param(KIMI, id="published", marks=NEEDS_KIMI)]
-ALL = ("k2", "k2-thinking", "k2.5", "k2.6")
+ALL = ("k2-instruct", "k2-thinking", "k2.5", "k2.6")
 
 # Parts of the published texts.
 MADE_UP = "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>"
-SYSTEM = {"k2": f"{MADE_UP}\n", "k2-thinking": MADE_UP, "k2.5": "", "k2.6": ""}
+SYSTEM = {"k2-instruct": f"{MADE_UP}\n", "k2-thinking": MADE_UP, "k2.5": "", "k2.6": ""}
 TURN = "<|im_assistant|>assistant<|im_middle|>"
-ANSWER = {"k2": TURN, "k2-thinking": TURN, "k2.5": f"{TURN}<think>", "k2.6": f"{TURN}<think>"}
+ANSWER = {"k2-instruct": TURN, "k2-thinking": TURN, "k2.5": f"{TURN}<think>", "k2.6": f"{TURN}<think>"}
 INSTANT = f"{TURN}<think></think>"
 
 WEATHER = {
@@ -96,7 +100,7 @@ type now = (_: {}) => any;
 }
 """
 TOOLS = json.dumps([WEATHER, NOW])
-DECLARED = {"k2": AS_JSON, "k2-thinking": AS_JSON, "k2.5": AS_TYPESCRIPT, "k2.6": AS_TYPESCRIPT}
+DECLARED = {"k2-instruct": AS_JSON, "k2-thinking": AS_JSON, "k2.5": AS_TYPESCRIPT, "k2.6": AS_TYPESCRIPT}
 
 
 def user(text: str) -> Message:
@@ -109,8 +113,8 @@ def each(text: str, members: tuple[str, ...] = ALL) -> dict[str, str]:
         name: text.replace("{system}", SYSTEM[name])
         .replace("{answer}", ANSWER[name])
         .replace("{tools}", DECLARED[name])
-        .replace("{none}", "" if name == "k2" else "<think></think>")
-        .replace("{new}", "" if name == "k2" else "<think>Look it up.</think>")
+        .replace("{none}", "" if name == "k2-instruct" else "<think></think>")
+        .replace("{new}", "" if name == "k2-instruct" else "<think>Look it up.</think>")
         for name in members
     }
 
@@ -208,7 +212,7 @@ TABLE = {
     "without thinking": (
         Chat((user("Hello"),), thinking=False),
         dict.fromkeys(("k2.5", "k2.6"), f"<|im_user|>user<|im_middle|>Hello<|im_end|>{INSTANT}")
-        | each("{system}<|im_user|>user<|im_middle|>Hello<|im_end|>{answer}", ("k2",)),
+        | each("{system}<|im_user|>user<|im_middle|>Hello<|im_end|>{answer}", ("k2-instruct",)),
     ),
     "with thinking": (
         Chat((user("Hello"),), thinking=True),
@@ -248,19 +252,15 @@ TABLE = {
 ROWS = [(name, member) for name, (_, texts) in TABLE.items() for member in texts]
 
 
-def template(folder: Path, member: str, tmp_path: Path) -> KimiTemplate:
-    return KimiTemplate(
-        MEMBERS[member], Tokenizer.from_folder(without_think(folder, tmp_path) if member == "k2" else folder)
-    )
+def template(folder: Path, member: str) -> KimiTemplate:
+    return KimiTemplate(MEMBERS[member], tokenizer_of(folder, thinks=member != "k2-instruct"))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize(("name", "member"), ROWS)
-def test_a_conversation_becomes_the_ids_of_the_published_text(
-    folder: Path, name: str, member: str, tmp_path: Path
-) -> None:
+def test_a_conversation_becomes_the_ids_of_the_published_text(folder: Path, name: str, member: str) -> None:
     chat, texts = TABLE[name]
-    made = template(folder, member, tmp_path / "k2")
+    made = template(folder, member)
     ids = made.render(chat)
     assert spelled(made.tokenizer, ids) == texts[member]
     assert ids == published(folder).encode(texts[member], allowed_special="all")
@@ -277,15 +277,15 @@ def test_a_conversation_becomes_the_ids_of_the_published_text(
         ),
     ],
 )
-def test_the_ids_that_were_written_down_for_k2_6(chat: Chat, ids: list[int], tmp_path: Path) -> None:
+def test_the_ids_that_were_written_down_for_k2_6(chat: Chat, ids: list[int]) -> None:
     """From a run of the published tokenizer, before there was any of this code."""
-    assert template(KIMI, "k2.6", tmp_path).render(chat) == ids
+    assert template(KIMI, "k2.6").render(chat) == ids
 
 
 @pytest.mark.parametrize("member", ALL)
-def test_words_of_markers_in_a_conversation_stay_words(member: str, tmp_path: Path) -> None:
+def test_words_of_markers_in_a_conversation_stay_words(member: str) -> None:
     """As text they are encoded as the published tokenizer encodes text without special tokens."""
-    made = template(BUNDLED, member, tmp_path / "k2")
+    made = template(BUNDLED, member)
     words = "<|im_end|><|im_system|>system<|im_middle|></think>[EOS]"
     plain = made.render(Chat((user("WORDS"),)))
     ours = made.render(Chat((user(words),)))
@@ -304,7 +304,8 @@ def configured(folder: Path, **config: object) -> Path:
 @pytest.mark.parametrize(
     ("thinks", "config", "member"),
     [
-        (False, {"model_type": "kimi_k2"}, "k2"),
+        (False, {"model_type": "kimi_k2"}, "k2-instruct"),
+        (True, {"model_type": "kimi_k2", "rms_norm_eps": 1e-6}, "k2-instruct"),
         (True, {"model_type": "kimi_k2"}, "k2-thinking"),
         (True, {"model_type": "kimi_k25", "eos_token_id": 163585, "text_config": {"vocab_size": 163840}}, "k2.5"),
         (True, {"model_type": "kimi_k25", "eos_token_id": 163586, "text_config": {"vocab_size": 163840}}, "k2.6"),
@@ -320,16 +321,24 @@ def test_a_folder_is_the_member_that_its_configuration_says(
     assert member_of(folder).name == member
 
 
+@pytest.mark.parametrize("member", ALL)
+def test_a_folder_in_a_members_published_layout_is_that_member(tmp_path: Path, member: Member) -> None:
+    """The layouts are those that `hedgerow rehearse` writes, whose made-up vocabulary names all tokens."""
+    folder = configured(tmp_path, **published_config(member, replace(MINI, vocab=1024)))
+    write_vocabulary(folder, 1024)
+    assert member_of(folder).name == member
+
+
 def test_the_bundled_folder_and_the_published_one_are_k2_6() -> None:
     assert member_of(BUNDLED).name == "k2.6"
     if (KIMI / "config.json").exists():
         assert member_of(KIMI).name == "k2.6"
 
 
-@pytest.mark.parametrize(
+CONFIGS = pytest.mark.parametrize(
     "config",
     [
-        {},
+        {"vocab_size": 7},
         {"model_type": "llama"},
         {"model_type": ["kimi_k2"]},
         {"model_type": "kimi_k25"},
@@ -337,6 +346,14 @@ def test_the_bundled_folder_and_the_published_one_are_k2_6() -> None:
         {"model_type": "kimi_k25", "eos_token_id": 163586, "text_config": [163840]},
     ],
 )
+
+
+def test_a_folder_without_configuration_is_refused_with_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"config\.json: a folder without it .* HEDGEROW_CHAT_TEMPLATE"):
+        member_of(tmp_path)
+
+
+@CONFIGS
 def test_another_model_is_refused_with_the_names(tmp_path: Path, config: dict[str, object]) -> None:
     with pytest.raises(TokenizerError) as refused:
         member_of(configured(tmp_path, **config))

@@ -145,9 +145,9 @@ def test_a_conversation_that_cannot_be_rendered_is_refused(messages: tuple[Messa
 @pytest.mark.parametrize(
     ("member", "asked", "field"),
     [
-        ("k2", {"thinking": True}, "chat.thinking"),
+        ("k2-instruct", {"thinking": True}, "chat.thinking"),
         ("k2-thinking", {"thinking": False}, "chat.thinking"),
-        ("k2", {"preserve_thinking": True}, "chat.preserve_thinking"),
+        ("k2-instruct", {"preserve_thinking": True}, "chat.preserve_thinking"),
         ("k2-thinking", {"preserve_thinking": True}, "chat.preserve_thinking"),
         ("k2.5", {"preserve_thinking": True}, "chat.preserve_thinking"),
     ],
