@@ -15,13 +15,13 @@ from tests.simulation.schedule import run_schedule
 
 MOST = 2000
 BEGIN = {
-    "skip_the_epoch_check": 275,
+    "skip_the_epoch_check": 580,
     "skip_the_attempt_check": 35,
-    "apply_before_compare": 260,
+    "apply_before_compare": 315,
     "release_before_commit": 1,
     "finish_in_a_separate_call": 1,
     "lose_a_suffix_silently": 50,
-    "accept_an_epoch_that_went_backwards": 65,
+    "accept_an_epoch_that_went_backwards": 205,
 }
 
 
