@@ -1,17 +1,23 @@
-"""Whether a model's weights fit into the memory that there is: asked before the first of them is read."""
+"""What fits into the memory that there is: the weights, asked before the first is read; then pages of the cache."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 
+from hedgerow.errors import InvalidRequest
 from hedgerow.model.config import K2Config
 from hedgerow.model.folder import parameters
 from hedgerow.model.headers import CheckpointError
-from hedgerow.model.memory import weights
+from hedgerow.model.interface import Target
+from hedgerow.model.memory import USABLE, weights
 from hedgerow.model.tensors import tensors
 
+log = logging.getLogger(__name__)
+PAGE = 64  # tokens
+CPU_SHARE = 0.25  # of free memory that the cache takes where nobody says how much
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -34,6 +40,37 @@ def check_room(folder: Path, c: K2Config, device: torch.device | None = None, co
 def cpu_bytes(c: K2Config) -> int:
     """PyTorch on a CPU computes in float32, experts unpacked."""
     return 4 * sum(parameters(wanted, "I32" if wanted.dtypes == ("I32",) else "") for wanted in tensors(c))
+
+
+def page_bytes(c: K2Config, architecture: str) -> int:
+    """Of a page in all layers: bfloat16 on a device; float32 on a CPU, latents twice in the compiled engine."""
+    if architecture.startswith("cuda"):
+        return PAGE * c.num_hidden_layers * c.latent_width * 2
+    twice = 0 if architecture == "cpu-torch" else c.kv_lora_rank
+    return PAGE * c.num_hidden_layers * (c.latent_width + twice) * 4
+
+
+def cache_pages(model: Target, given: int | None, usual: int, copies: int = 1) -> int | None:
+    """`given` pages if there is memory for them; as many as leave room for everything else, where the `usual` ones do
+    not; else None, for the usual ones.
+
+    `copies`: ranks on this machine, each with all pages. Raises InvalidRequest where `given` or one does not fit.
+    """
+    page, free = page_bytes(model.config, model.architecture) * copies, free_memory()
+    most = None if free is None else int(free * CPU_SHARE) // page
+    if model.architecture.startswith("cuda"):
+        free, total = torch.cuda.mem_get_info()
+        most = int(free - (1 - USABLE) * total) // page
+    if most is None or free is None:
+        return given
+    if given is not None and given * page > free:
+        raise InvalidRequest("cache_pages", given, f"at most {free // page}: {free / 1e9:.1f} GB of memory are free")
+    if given is None and most < 1:
+        raise InvalidRequest("cache_pages", None, f"{page / 1e9:.3f} GB for one page; {free / 1e9:.1f} GB are free")
+    if given is None and most < usual:
+        log.warning("the cache has %d pages of 64 tokens, not %d: more memory is not free", most, usual)
+        return most
+    return given
 
 
 def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:

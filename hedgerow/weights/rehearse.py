@@ -74,8 +74,8 @@ class Pool:
             return self.made("spread", power_of_two(1 / (CODE * math.sqrt(columns * GROUP))), dtype)
         if name.endswith("_scale_inv"):
             return self.made("spread", 1 / math.sqrt(columns * 128), dtype)
-        gain = {"model.embed_tokens.weight": 1.0, "lm_head.weight": 2 / math.sqrt(columns)}
-        return self.made("normal", 1.0 if dtype == FP8 else gain.get(name, 1 / math.sqrt(columns)), dtype)
+        plain = dtype == FP8 or name == "model.embed_tokens.weight"
+        return self.made("normal", 1.0 if plain else 1 / math.sqrt(columns), dtype)
 
     def made(self, kind: str, gain: float, dtype: str) -> torch.Tensor:
         """One kind of numbers times `gain`, kept."""

@@ -62,7 +62,11 @@ class VerifierServiceConfig(ComputingConfig):
     max_waiting: int = field(default=256, metadata={"min": 0, "max": 1 << 20, "help": "sequences behind it"})
     cache_pages: int | None = field(
         default=None,
-        metadata={"min": 1, "max": 1 << 31, "help": "pages of the latent cache; empty: by the other limits"},
+        metadata={
+            "min": 1,
+            "max": 1 << 31,
+            "help": "pages of the latent cache, 64 tokens each; empty: by the other limits and by free memory",
+        },
     )
     prefill_rows: int = field(default=256, metadata={"min": 1, "max": 65536, "help": "prompt rows in one step"})
     run_ahead: int = field(

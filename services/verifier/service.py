@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -20,6 +21,7 @@ from hedgerow.model.devices import Device
 from hedgerow.model.interface import Prepares, shards, waited
 from hedgerow.model.interface import Target as Model
 from hedgerow.model.loader import load_embedding_and_head
+from hedgerow.model.room import cache_pages
 from hedgerow.model.select import Engine, load_target
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.ending import calls_until
@@ -143,6 +145,8 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
         max_budget=config.max_budget,
         default_budget=min(config.default_budget, config.max_budget) if read.width else 0,
     )
+    usual = limits.pages_for(model.config.max_position_embeddings)
+    limits = replace(limits, pages=cache_pages(model, config.cache_pages, usual, config.tensor_parallel))
     vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
     engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids), read)
     if isinstance(model, Prepares):  # so that no request waits for a compiler

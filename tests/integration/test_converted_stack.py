@@ -23,7 +23,8 @@ async def test_a_converted_folder_is_served_with_its_sources_tokens(tmp_path: Pa
     write(tmp_path / "kimi", "k2.6", dataclasses.replace(MINI, layers=4))
     convert(tmp_path / "kimi", tmp_path / "converted", 1, lambda text: None)
     model = load_target(tmp_path / "kimi", ())
-    config = StackConfig(ROOT, tmp_path / "converted", tmp_path / "data", start_timeout=200)
+    settings = {"verifier": {"CACHE_PAGES": "64"}}
+    config = StackConfig(ROOT, tmp_path / "converted", tmp_path / "data", start_timeout=200, settings=settings)
     with Stack(config) as stack:
         async with AsyncClient(stack.address("gateway")) as client:
             [served] = await client.models()

@@ -7,13 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from hedgerow.errors import InvalidRequest
 from hedgerow.model import room, select
+from hedgerow.model.cache import LatentCache
+from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.config import K2Config
+from hedgerow.model.interface import Target
+from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import Checkpoint, CheckpointError
-from hedgerow.model.room import check_room, cpu_bytes, free_memory
+from hedgerow.model.memory import token
+from hedgerow.model.room import cache_pages, check_room, cpu_bytes, free_memory, page_bytes
 from hedgerow.model.select import load_target
 from hedgerow.weights.published import MINI
 from hedgerow.weights.rehearse import write
+from kernels.linear import MIN_4
 
 SMALL = dataclasses.replace(MINI, layers=2, vocab=512, experts=2, top_k=1)
 
@@ -42,6 +49,42 @@ def test_a_model_that_does_not_fit_is_refused_unread(tmp_path: Path, monkeypatch
     check_room(tmp_path, K2Config.from_folder(tmp_path))
     with pytest.raises(CheckpointError):
         check_room(tmp_path, K2Config.from_folder(tmp_path), compiled=True)
+
+
+def test_a_cache_takes_no_more_than_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """K2.6's 262,144 positions made a cache of 98 GB in float32, and the kernel ended the verifier."""
+    write(tmp_path, "k2.6", SMALL)
+    model = K2Model.load(tmp_path, (), law=MIN_4)
+    page = model.new_cache(1).data.nbytes
+    monkeypatch.setattr(room, "free_memory", lambda: 400 * page)
+    assert cache_pages(model, None, 100) is None
+    assert cache_pages(model, None, 101) == 100
+    assert "the cache has 100 pages of 64 tokens, not 101" in caplog.text
+    assert cache_pages(model, None, 100, copies=2) == 50
+    assert cache_pages(model, 400, 1) == 400
+    with pytest.raises(InvalidRequest, match="cache_pages: 401 is not allowed: at most 400"):
+        cache_pages(model, 401, 1)
+    monkeypatch.setattr(room, "free_memory", lambda: page)
+    with pytest.raises(InvalidRequest, match="for one page"):
+        cache_pages(model, None, 1)
+    monkeypatch.setattr(room, "free_memory", lambda: None)
+    assert (cache_pages(model, 7, 1), cache_pages(model, None, 1)) == (7, None)
+
+
+@pytest.mark.parametrize("architecture", ["cpu-torch", "cpu-compiled", "cuda-sm90"])
+def test_a_page_has_the_bytes_that_the_engine_gives_it(tmp_path: Path, architecture: str) -> None:
+    write(tmp_path, "k2.6", dataclasses.replace(SMALL, top_k=2))
+    c = K2Config.from_folder(tmp_path)
+    if architecture == "cuda-sm90":
+        assert page_bytes(c, architecture) == 64 * token(c)
+        return
+    model: Target = K2Model.load(tmp_path, ()) if architecture == "cpu-torch" else CompiledK2.load(tmp_path, ())
+    one = model.new_cache(1)
+    parts = [one.data] if isinstance(one, LatentCache) else [one.keys, one.latents]  # type: ignore[attr-defined]
+    assert model.architecture == architecture
+    assert page_bytes(c, architecture) == sum(part.nbytes for part in parts)
 
 
 @pytest.mark.parametrize(
