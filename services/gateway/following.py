@@ -192,7 +192,9 @@ def ended(stored: Stored) -> Session:
 
 
 def finish(session: Session, state: State) -> None:
-    """The log says that the session is over."""
+    """The log says that the session is over. One that failed before its first token gives way to whoever asks again."""
     session.adopt(state)
-    if state.finish is Finish.ERROR and session.error is None:
+    if session.error is None and session.has_failed:
+        session.error = Unavailable(f"session {session.id}", "it failed before its first token; ask again", 0.1)
+    elif session.error is None and state.finish is Finish.ERROR:
         session.error = SessionFailed(session.id)

@@ -97,7 +97,10 @@ class Leases:
         grant another gateway may take the session: then that one is fenced, and its clients resume here.
         """
         try:
-            state = (await self._store.get(record.session_id, ALL)).state
+            there = await self._store.get(record.session_id, ALL)
+            state, another = there.state, there.record.birth != record.birth
+            if another and (state.length or not state.finish):
+                raise Fenced(record.session_id, epoch, state.epoch)
             if state.epoch > epoch or (state.epoch == epoch and state.owner != self._store.owner):
                 raise Fenced(record.session_id, epoch, state.epoch)
         except SessionUnknown:

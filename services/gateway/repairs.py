@@ -58,7 +58,9 @@ class Repairs:
         elif status is AppendStatus.UNAVAILABLE:
             self._host.failed(session, Unavailable("kvstore", "it cannot take writes now"))
         elif status is AppendStatus.GONE:
-            self._host.failed(session, SessionDeleted(session.id))
+            # Where another one of its id is recorded, a resume goes on in that: the same request gives the same tokens.
+            gone = Fenced(session.id, session.epoch, state.epoch) if state.epoch else SessionDeleted(session.id)
+            self._host.failed(session, gone)
         elif status is AppendStatus.FENCED:
             self._host.failed(session, Fenced(session.id, session.epoch, state.epoch))
         else:

@@ -128,6 +128,16 @@ async def test_an_end_with_an_error_gives_the_tokens_and_then_that(store: Shared
     assert session.error.retry_after is None
 
 
+async def test_who_follows_what_fails_before_its_first_token_may_ask_again(store: SharedStore, b: Side) -> None:
+    """It was told to use another key, while the owner's own client could come again with the same one."""
+    kept = store.put(record(), A)
+    store.alive.add(A)
+    reader = b.read(await b.find())
+    kept.grow([], finish=Finish.ERROR)
+    await soon(lambda: reader.session.done)
+    assert isinstance(reader.session.error, Unavailable)
+
+
 async def test_what_runs_elsewhere_is_followed_once_for_all_who_read_it(store: SharedStore, b: Side) -> None:
     kept = store.put(record(), A, LAW[:5])
     store.alive.add(A)

@@ -264,23 +264,26 @@ def test_a_finish_wins_over_a_cancel_that_comes_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error"),
+    ("status", "there", "error"),
     [
-        (AppendStatus.FENCED, Fenced),
-        (AppendStatus.GONE, SessionDeleted),
-        (AppendStatus.CONFLICT, InvariantViolation),
-        (AppendStatus.DIGEST_MISMATCH, InvariantViolation),
-        (AppendStatus.UNAVAILABLE, Unavailable),
+        (AppendStatus.FENCED, State(epoch=7, length=1), Fenced),
+        (AppendStatus.GONE, State(), SessionDeleted),
+        (AppendStatus.GONE, State(epoch=1), Fenced),  # another one of its id, in which a resume goes on
+        (AppendStatus.CONFLICT, State(epoch=7, length=1), InvariantViolation),
+        (AppendStatus.DIGEST_MISMATCH, State(epoch=7, length=1), InvariantViolation),
+        (AppendStatus.UNAVAILABLE, State(epoch=7, length=1), Unavailable),
     ],
 )
-def test_a_refused_append_ends_the_stream_and_drops_the_session(status: AppendStatus, error: type[Exception]) -> None:
+def test_a_refused_append_ends_the_stream_and_drops_the_session(
+    status: AppendStatus, there: State, error: type[Exception]
+) -> None:
     bench = Bench()
     session = bench.begin()
     reader = bench.read(session)
     bench.step(update(session, [1]))
     bench.step(update(session, [2]))
     bench.acknowledge()
-    bench.table.appended([Appended("s1", status, State(epoch=7, length=1))])
+    bench.table.appended([Appended("s1", status, there)])
     piece = reader.take()
     assert piece is not None
     assert (list(piece.tokens), piece.last) == ([1], True)
