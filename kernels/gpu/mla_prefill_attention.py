@@ -11,18 +11,13 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from kernels.gpu.mla_device import LOG2E, LOWEST, MASKED, fill, follow, tile_of
+from kernels.gpu.mla_device import LOWEST, MASKED, follow, tile_of
 from kernels.gpu.mla_launch import check, descriptors, has_wgmma
 from kernels.gpu.mla_portable import LINES, WARPS, prefill_portable
 from kernels.gpu.mla_reference import prefill_attention_reference
+from kernels.gpu.mla_wide import begin, queue, rooms, turn, weigh
 
 TILE = 64  # lines
 
@@ -110,8 +105,6 @@ def _prefill(
     P: gl.constexpr,
     BP: gl.constexpr,
 ):
-    WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    ROPE: gl.constexpr = gl.NVMMASharedLayout(2 * P, 16, rank=2)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16])  # [64 lines, 64 keys]
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, C // 2, 16])  # [64 lines, C columns]
     LINE: gl.constexpr = gl.SliceLayout(1, S)
@@ -125,73 +118,28 @@ def _prefill(
     n = gl.where(left > 0, last // 64 + 1, 0)
     seen_by_all = (prefix + tile * 64 // H + 1) // 64  # blocks that need no mask
 
-    q = gl.allocate_shared_memory(gl.bfloat16, [64, C], WIDE)
-    qe = gl.allocate_shared_memory(gl.bfloat16, [64, P], ROPE)
-    kb = gl.allocate_shared_memory(gl.bfloat16, [2, 64, C], WIDE)
-    keb = gl.allocate_shared_memory(gl.bfloat16, [2, 64, P], ROPE)
-    pbuf = gl.allocate_shared_memory(gl.bfloat16, [64, 64], WIDE)
-    bar = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for ib in gl.static_range(2):
-        mbarrier.init(bar.index(ib), count=1)
-    fence_async_shared()
-    gl.thread_barrier()
-
+    q, qe, kb, keb, pbuf, bar = rooms(C, P)
     oline = gl.arange(0, 64, OLINE)
     column = gl.arange(0, C, gl.SliceLayout(0, ACC))
     target = OUT + line0.to(gl.int64) * C + oline[:, None] * C + column[None, :]
     page = PAGES + b * pt_stride
     if n > 0:
-        row0 = gl.load(page) * 64
-        row1 = gl.load(page + 1, mask=n > 1, other=0) * 64
-        mbarrier.expect(bar.index(0), 2 * 64 * (C + P) * 2)
-        tma.async_copy_global_to_shared(q_ropes, [line0, C], bar.index(0), qe)
-        tma.async_copy_global_to_shared(ropes, [row0, C], bar.index(0), keb.index(0))
-        tma.async_copy_global_to_shared(latents, [row0, 0], bar.index(0), kb.index(0))
-        tma.async_copy_global_to_shared(q_latents, [line0, 0], bar.index(0), q)
-        fill(latents, ropes, row1, bar.index(1), kb.index(1), keb.index(1), C, P, n > 1)
+        begin(page, n, line0, q_latents, q_ropes, latents, ropes, q, qe, kb, keb, bar, C, P)
         zs = gl.zeros([64, 64], gl.float32, S)
         acc = gl.zeros([64, C], gl.float32, ACC)
         m = gl.full([64], LOWEST, gl.float32, LINE)
         lc = gl.zeros([64, 64], gl.float32, S)
-        mbarrier.wait(bar.index(0), 0)
-        s0 = warpgroup_mma(qe, keb.index(0).permute((1, 0)), zs, use_acc=False, is_async=True)
-        s0 = warpgroup_mma(q, kb.index(0).permute((1, 0)), s0, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s0])
+        s = warpgroup_mma_wait(0, deps=[queue(0, 0, q, qe, kb, keb, bar, zs)])
         for i in range(n - 1):
-            cur = i & 1
-            nxt = 1 - cur
             row2 = gl.load(page + i + 2, mask=i + 2 < n, other=0) * 64
             if i >= seen_by_all:
                 s = _masked(s, prefix, tile * 64, H, i * 64, S)
-            mn = gl.maximum(m, gl.max(s, 1) * LOG2E)
-            a = gl.exp2(m - mn)
-            p = gl.exp2(gl.fma(s, LOG2E, -mn[:, None]))
-            lc = gl.fma(lc, a[:, None], p)
-            m = mn
-            pbuf.store(p.to(gl.bfloat16))
-            acc = acc * gl.convert_layout(a, OLINE)[:, None]
-            fence_async_shared()
-            gl.thread_barrier()
-            pv = warpgroup_mma(pbuf, kb.index(cur), acc, is_async=True)
-            mbarrier.wait(bar.index(nxt), ((i + 1) >> 1) & 1)
-            st = warpgroup_mma(qe, keb.index(nxt).permute((1, 0)), zs, use_acc=False, is_async=True)
-            st = warpgroup_mma(q, kb.index(nxt).permute((1, 0)), st, is_async=True)
-            acc = warpgroup_mma_wait(2, deps=[pv])
-            gl.thread_barrier()
-            fill(latents, ropes, row2, bar.index(cur), kb.index(cur), keb.index(cur), C, P, i + 2 < n)
-            s = warpgroup_mma_wait(0, deps=[st])
+            s, m, lc, acc = turn(i, n, row2, s, m, lc, acc, latents, ropes, q, qe, kb, keb, pbuf, bar, zs, OLINE, C, P)
         cur = (n - 1) & 1
         s = _masked(s, prefix, tile * 64, H, (n - 1) * 64, S)
         if last % 64 != 63:
             _clear(kb.index(cur), last % 64 + 1, C)
-        mn = gl.maximum(m, gl.max(s, 1) * LOG2E)
-        a = gl.exp2(m - mn)
-        p = gl.exp2(gl.fma(s, LOG2E, -mn[:, None]))
-        lc = gl.fma(lc, a[:, None], p)
-        pbuf.store(p.to(gl.bfloat16))
-        acc = acc * gl.convert_layout(a, OLINE)[:, None]
-        fence_async_shared()
-        gl.thread_barrier()
+        m, lc, acc = weigh(s, m, lc, acc, pbuf, OLINE)
         pv = warpgroup_mma(pbuf, kb.index(cur), acc, is_async=True)
         scale = gl.convert_layout(1.0 / gl.sum(lc, 1), OLINE)
         acc = warpgroup_mma_wait(0, deps=[pv])

@@ -1,20 +1,14 @@
-"""The prefix of many lines: tiles of 64, eight warps; each warpgroup has half of a block's keys and of the output.
+"""The prefix of many lines: tiles of 64, eight warps (the loop: mla_wide.py).
 
-While one block's P V is under way the next block's Q K^T is queued behind it; pages come two ahead. Only blocks of 64
-keys that lie wholly in the prefix are done here, so there is no mask.
+Only blocks of 64 keys that lie wholly in the prefix are done here, so there is no mask.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from kernels.gpu.mla_device import LOG2E, LOWEST, by_lane, fill, follow, lane_layout, portion, row_sum
+from kernels.gpu.mla_device import LOWEST, by_lane, fill, follow, lane_layout, portion, row_sum
+from kernels.gpu.mla_wide import begin, queue, rooms, turn, weigh
 
 
 @gluon.jit(do_not_specialize=["B", "G", "H", "pt_stride"])
@@ -40,8 +34,6 @@ def prefix_wide(
     SPLITS: gl.constexpr,
     BP: gl.constexpr,
 ):
-    WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    ROPE: gl.constexpr = gl.NVMMASharedLayout(2 * P, 16, rank=2)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16])  # [64 lines, 64 keys]
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, C // 2, 16])  # [64 lines, C columns]
     LINE: gl.constexpr = gl.SliceLayout(1, S)
@@ -51,28 +43,11 @@ def prefix_wide(
     b, k0, k1, line0, lines, full, sbk = portion(pid, G, ROWS, LENS, WIDTHS, B, H, 64, BP, SPLITS, 8)
     n = gl.minimum(k1 * sbk, full) - k0 * sbk
 
-    q = gl.allocate_shared_memory(gl.bfloat16, [64, C], WIDE)
-    qe = gl.allocate_shared_memory(gl.bfloat16, [64, P], ROPE)
-    kb = gl.allocate_shared_memory(gl.bfloat16, [2, 64, C], WIDE)
-    keb = gl.allocate_shared_memory(gl.bfloat16, [2, 64, P], ROPE)
-    pbuf = gl.allocate_shared_memory(gl.bfloat16, [64, 64], WIDE)
-    bar = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for ib in gl.static_range(2):
-        mbarrier.init(bar.index(ib), count=1)
-    fence_async_shared()
-    gl.thread_barrier()
-
+    q, qe, kb, keb, pbuf, bar = rooms(C, P)
     zs = gl.zeros([64, 64], gl.float32, S)
     page = PAGES + b * pt_stride + k0 * sbk
     if n > 0:
-        row0 = gl.load(page) * 64
-        row1 = gl.load(page + 1, mask=n > 1, other=0) * 64
-        mbarrier.expect(bar.index(0), 2 * 64 * (C + P) * 2)
-        tma.async_copy_global_to_shared(q_ropes, [line0, C], bar.index(0), qe)
-        tma.async_copy_global_to_shared(ropes, [row0, C], bar.index(0), keb.index(0))
-        tma.async_copy_global_to_shared(latents, [row0, 0], bar.index(0), kb.index(0))
-        tma.async_copy_global_to_shared(q_latents, [line0, 0], bar.index(0), q)
-        fill(latents, ropes, row1, bar.index(1), kb.index(1), keb.index(1), C, P, n > 1)
+        begin(page, n, line0, q_latents, q_ropes, latents, ropes, q, qe, kb, keb, bar, C, P)
     it = 0  # blocks done
     lc = zs
     acc = gl.zeros([64, C], gl.float32, ACC)
@@ -80,44 +55,14 @@ def prefix_wide(
         acc = gl.zeros([64, C], gl.float32, ACC)
         m = gl.full([64], LOWEST, gl.float32, LINE)
         lc = gl.zeros([64, 64], gl.float32, S)
-        first = it & 1
-        mbarrier.wait(bar.index(first), (it >> 1) & 1)
-        s0 = warpgroup_mma(qe, keb.index(first).permute((1, 0)), zs, use_acc=False, is_async=True)
-        s0 = warpgroup_mma(q, kb.index(first).permute((1, 0)), s0, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s0])
+        s = warpgroup_mma_wait(0, deps=[queue(it & 1, (it >> 1) & 1, q, qe, kb, keb, bar, zs)])
         for _ in range(gl.minimum(sbk, full - k * sbk) - 1):
-            cur = it & 1
-            nxt = 1 - cur
             row2 = gl.load(page + it + 2, mask=it + 2 < n, other=0) * 64
-            mn = gl.maximum(m, gl.max(s, 1) * LOG2E)
-            a = gl.exp2(m - mn)
-            p = gl.exp2(gl.fma(s, LOG2E, -mn[:, None]))
-            lc = gl.fma(lc, a[:, None], p)
-            m = mn
-            pbuf.store(p.to(gl.bfloat16))
-            acc = acc * gl.convert_layout(a, OLINE)[:, None]
-            fence_async_shared()
-            gl.thread_barrier()
-            pv = warpgroup_mma(pbuf, kb.index(cur), acc, is_async=True)
-            mbarrier.wait(bar.index(nxt), ((it + 1) >> 1) & 1)
-            st = warpgroup_mma(qe, keb.index(nxt).permute((1, 0)), zs, use_acc=False, is_async=True)
-            st = warpgroup_mma(q, kb.index(nxt).permute((1, 0)), st, is_async=True)
-            acc = warpgroup_mma_wait(2, deps=[pv])
-            gl.thread_barrier()
-            fill(latents, ropes, row2, bar.index(cur), kb.index(cur), keb.index(cur), C, P, it + 2 < n)
-            s = warpgroup_mma_wait(0, deps=[st])
+            s, m, lc, acc = turn(it, n, row2, s, m, lc, acc, latents, ropes, q, qe, kb, keb, pbuf, bar, zs, OLINE, C, P)
             it += 1
         last = it & 1
         row2 = gl.load(page + it + 2, mask=it + 2 < n, other=0) * 64
-        mn = gl.maximum(m, gl.max(s, 1) * LOG2E)
-        a = gl.exp2(m - mn)
-        p = gl.exp2(gl.fma(s, LOG2E, -mn[:, None]))
-        lc = gl.fma(lc, a[:, None], p)
-        m = mn
-        pbuf.store(p.to(gl.bfloat16))
-        acc = acc * gl.convert_layout(a, OLINE)[:, None]
-        fence_async_shared()
-        gl.thread_barrier()
+        m, lc, acc = weigh(s, m, lc, acc, pbuf, OLINE)
         pv = warpgroup_mma(pbuf, kb.index(last), acc, is_async=True)
         total = row_sum(lc, 1)
         acc = warpgroup_mma_wait(0, deps=[pv])
