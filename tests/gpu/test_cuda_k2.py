@@ -146,37 +146,42 @@ def test_a_step_in_one_pass_is_the_three_passes(pair: Pair) -> None:
     """Walks, features, and the cache after the moves; the trees hold what is drawn, so that paths are long."""
     parents = PARENTS[: 4 if INTERPRETED else None]
     model, length, count = pair.model, 2 if INTERPRETED else 5, len(parents)
-    kept = []
-    for whole in (False, True):
-        cache = model.new_cache(4)
-        for pages in ((0, 1), (3, 2)):
-            model.forward([SequenceRows(0, pages, pair.prompt[:length], range(-1, length - 1), [], True)], cache)
-        tokens = [list(pair.tree[:count]), list(pair.tree[:count])]
-        for _ in range(2 if INTERPRETED else 4):  # a level of the drawn tokens more each time
-            parts = [
-                SequenceRows(length, pages, line, parents, range(count), limit=100)
-                for pages, line in zip(((0, 1), (3, 2)), tokens, strict=True)
-            ]
-            trees = [WalkRows(n * count, parents, tokens[n], law) for n, law in enumerate(LAWS)]
-            if whole:
-                walked, features = model.verify(parts, cache, trees)
-            else:
-                logits, features = model.forward(parts, cache)
-                walked = model.walk(logits, trees)
-            for line, found in zip(tokens, walked, strict=True):
-                below = [row for row, parent in enumerate(parents) if parent == found.path[-1]]
-                if below:
-                    line[below[0]] = found.bonus
-            if not whole:
-                moved = [(row, i, n) for n, found in enumerate(walked) for i, row in enumerate(found.path) if row != i]
-                first = (length, 3 * 64 + length)
-                cache.copy([first[n] + row for row, _, n in moved], [first[n] + i for _, i, n in moved])
-        slots = [*range(length + count), *range(192, 192 + length + count)]
-        kept.append((walked, features.clone(), cache.read(slots)))
-    assert kept[0][0] == kept[1][0]
-    assert max(len(found.path) for found in kept[0][0]) > 1
-    assert torch.equal(kept[0][1], kept[1][1])
-    assert torch.equal(kept[0][2], kept[1][2])
+    places, cache = ((0, 1), (3, 2)), model.new_cache(4)
+    tokens = [list(pair.tree[:count]) for _ in places]
+
+    def parts() -> list[SequenceRows]:
+        return [
+            SequenceRows(length, p, t, parents, range(count), limit=100) for p, t in zip(places, tokens, strict=True)
+        ]
+
+    def trees() -> list[WalkRows]:
+        return [WalkRows(n * count, parents, tokens[n], law) for n, law in enumerate(LAWS)]
+
+    def prompts() -> None:
+        chain = pair.prompt[:length], range(-1, length - 1)
+        model.forward([SequenceRows(0, pages, *chain, [], True) for pages in places], cache)
+
+    prompts()
+    for _ in range(1 if INTERPRETED else 3):  # a level of the drawn tokens more each time
+        walked = model.walk(model.forward(parts(), cache).logits, trees())
+        for line, found in zip(tokens, walked, strict=True):
+            below = [row for row, parent in enumerate(parents) if parent == found.path[-1]]
+            if below:
+                line[below[0]] = found.bonus
+    slots = [*range(length + count), *range(192, 192 + length + count)]
+    logits, features = model.forward(parts(), cache)
+    walked = model.walk(logits, trees())
+    features = features.clone()
+    first = (length, 3 * 64 + length)
+    moved = [(first[n] + row, first[n] + i) for n, found in enumerate(walked) for i, row in enumerate(found.path)]
+    cache.copy(*zip(*moved, strict=True))
+    apart = cache.read(slots)
+    prompts()
+    whole = model.verify(parts(), cache, trees())
+    assert whole.walked == walked
+    assert max(len(found.path) for found in walked) > 1
+    assert torch.equal(whole.features, features)
+    assert torch.equal(cache.read(slots), apart)
 
 
 def test_one_pass_is_for_trees_alone(pair: Pair) -> None:
