@@ -25,6 +25,7 @@ from kernels.tree_build import PlainTree, top_logprobs
 from kernels.tree_pairs import tree_pairs_heap
 
 BESIDE = "selector"  # a folder, of a drafter of the first kind
+DEVICE_NODES = (16, 63)  # sizes of trees on a GPU: each is a kernel of its own
 NAMES = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
 
 
@@ -143,6 +144,19 @@ class FromPairs:
 
 
 def build(pairs: Pairs, budgets: Sequence[int]) -> list[PlainTree]:
-    """One tree a sequence, by best-first search: a few nodes are found sooner than all levels are sorted."""
+    """One tree a sequence: on a GPU there, else by best-first search, which finds a few nodes soonest."""
+    if pairs.logprobs.is_cuda and max(budgets) <= DEVICE_NODES[-1]:
+        return build_on_device(pairs, budgets)
     logprobs, choice, tokens = (part.tolist() for part in pairs)
     return [tree_pairs_heap(logprobs[s], choice[s], tokens[s], budget) for s, budget in enumerate(budgets)]
+
+
+def build_on_device(pairs: Pairs, budgets: Sequence[int]) -> list[PlainTree]:
+    """By the kernel; one copy back."""
+    from kernels.gpu.tree_pairs import tree_pairs  # needs triton
+
+    nodes = next(size for size in DEVICE_NODES if size >= max(budgets))
+    wanted = torch.tensor(budgets, dtype=torch.int32, device=pairs.logprobs.device)
+    built = tree_pairs(pairs.logprobs.contiguous(), pairs.choice.int(), pairs.tokens.int(), wanted, nodes)
+    columns = (built.tokens.tolist(), built.parents.tolist(), built.logprobs.tolist(), built.counts.tolist())
+    return [PlainTree(t[:n], p[:n], q[:n]) for t, p, q, n in zip(*columns, strict=True)]
