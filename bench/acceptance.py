@@ -1,6 +1,11 @@
 """Tokens per decode step on held-out prompts, chain against trees, and whether what was written is Python.
 
     python -m bench.acceptance --prompts 100 --tokens 96
+    python -m bench.acceptance --kinds marginal lookup --edits --settings T=0 --out /tmp/edits.json
+
+Kinds of trees: of the drafter's marginals, conditional ones of its selector, and those of a look at the text itself.
+`--edits`: prompts as in editing, a text and then its beginning again. The first kind's figures stand under the shapes'
+names, the others' under "KIND SHAPE".
 
 Tokens per step counts what decode steps emit, bonus included; the prompt's own step, which emits the first token, is
 left out on both sides. A chain is a tree with one candidate a depth (topk_cap 1) and the block's depth as its budget.
@@ -10,6 +15,7 @@ The texts of all shapes must be the same; those of T=0 are scored: see bench.sco
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -22,7 +28,7 @@ import torch
 
 from bench.drive import Job, drive_now
 from bench.scoring import MOST_DROPPED, score
-from bench.subjects import Subjects, machine
+from bench.subjects import KINDS, Kind, Subjects, machine
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.types import Sampling
 from hedgerow.engine.verifier import VerifierEngine
@@ -50,11 +56,17 @@ class Answers(NamedTuple):
 
 
 def measure(
-    subjects: Subjects, sampling: Sampling, shape: tuple[int, int], prompts: Sequence[int], tokens: int
+    subjects: Subjects,
+    sampling: Sampling,
+    shape: tuple[int, int],
+    prompts: Sequence[int],
+    tokens: int,
+    kind: Kind = "marginal",
 ) -> Answers:
     """`tokens` tokens after each prompt; a prompt's number is its seed."""
     budget, cap = shape
-    engine = VerifierEngine(subjects.model, EngineConfig(max_sequences=8), subjects.vocabulary, subjects.eos)
+    limits, reads = EngineConfig(max_sequences=8), subjects.reads(kind)
+    engine = VerifierEngine(subjects.model, limits, subjects.vocabulary, subjects.eos, reads)
     jobs = [
         Job(
             str(p),
@@ -65,29 +77,43 @@ def measure(
         )
         for p in prompts
     ]
-    run = drive_now(engine, subjects.drafter(), jobs)
+    run = drive_now(engine, subjects.drafter(kind), jobs)
     rates = [(run.usage[job.name].completion_tokens - 1) / (run.usage[job.name].steps - 1) for job in jobs]
     return Answers(rates, [run.tokens[job.name] for job in jobs])
 
 
 def measure_setting(
-    subjects: Subjects, setting: str, shapes: Sequence[str], prompts: Sequence[int], tokens: int
+    subjects: Subjects,
+    setting: str,
+    shapes: Sequence[str],
+    prompts: Sequence[int],
+    tokens: int,
+    kinds: Sequence[Kind] = ("marginal",),
 ) -> tuple[dict[str, float], list[list[int]]]:
-    """Prints and returns the mean of every shape, and the texts. Texts that differ between shapes end the run."""
+    """Prints and returns the mean of every shape of every kind, and the texts. Texts that differ end the run."""
     means: dict[str, float] = {}
     texts: list[list[int]] = []
-    for name in shapes:
-        answers = measure(subjects, SETTINGS[setting], SHAPES[name], prompts, tokens)
+    for kind, shape in itertools.product(kinds, shapes):
+        name = shape if kind == kinds[0] else f"{kind} {shape}"
+        answers = measure(subjects, SETTINGS[setting], SHAPES[shape], prompts, tokens, kind)
         # steps add up, so the mean over tokens is the harmonic one
         means[name] = round(statistics.harmonic_mean(answers.per_step), 3)
         cuts = statistics.quantiles(answers.per_step, n=10)
-        print(f"{setting:18} {name:8} {means[name]:.2f}  ({cuts[0]:.2f}, {cuts[4]:.2f}, {cuts[8]:.2f})", flush=True)
+        print(f"{setting:18} {name:20} {means[name]:.2f}  ({cuts[0]:.2f}, {cuts[4]:.2f}, {cuts[8]:.2f})", flush=True)
         texts = texts or answers.texts
         if answers.texts != texts:
             raise SystemExit(f"{setting}: the tokens of {name} are not those of {shapes[0]}")
+    for shape in shapes if "conditional" in kinds and kinds[0] == "marginal" else ():
+        gain = means[f"conditional {shape}"] / means[shape] - 1
+        print(f"{setting:18} conditional over marginal, {shape}: {gain:+.1%}; same tokens: yes")
     if {"tree 16", "chain 7"} <= means.keys():
         print(f"{setting:18} tree 16 over chain 7: {means['tree 16'] / means['chain 7'] - 1:+.1%}; same tokens: yes")
     return means, texts
+
+
+def edited(prompt: Sequence[int]) -> list[int]:
+    """The text, and its first quarter again: what an editor asks for that changes little."""
+    return [*prompt, *prompt[: len(prompt) // 4]]
 
 
 def python_score(subjects: Subjects, heads: Sequence[str], texts: Sequence[Sequence[int]]) -> dict[str, int]:
@@ -130,10 +156,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--kinds", nargs="*", default=None, choices=KINDS, help="of drafters; all models' if not given")
+    parser.add_argument("--edits", action="store_true", help="prompts as in editing")
     parser.add_argument("--out", type=Path, default=Path("bench/results/acceptance.json"))
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     subjects = Subjects.read(args.model, args.drafter, args.heads, most_tokens=2048, engine="auto")
+    if args.edits:
+        subjects = replace(subjects, prompts=[edited(prompt) for prompt in subjects.prompts])
+    kinds = args.kinds or [kind for kind in subjects.kinds if kind != "lookup"]
     chosen = range(min(args.prompts, len(subjects.prompts)))
     heads = [json.loads(line)["head"] for line in args.heads.read_text(encoding="utf-8").splitlines()]
     print(
@@ -144,9 +175,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "tokens_per_step": {},
     }  # fmt: skip
     for setting in args.settings:
-        means, texts = measure_setting(subjects, setting, args.shapes, chosen, args.tokens)
+        means, texts = measure_setting(subjects, setting, args.shapes, chosen, args.tokens, kinds)
         result["tokens_per_step"][setting] = means
-        if setting == "T=0":
+        if setting == "T=0" and not args.edits:
             result["python"] = python_score(subjects, heads[: len(chosen)], texts)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")

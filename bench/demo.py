@@ -2,6 +2,7 @@
 
 Every prompt of models/demo.json is streamed with trees first. Then all of them run with every budget, plain decoding
 among them, in turns: the tables show what a step costs and brings with each, and the budget that this recommends.
+Where the drafter has a selector its trees are conditional; what its marginals alone would bring is shown beside them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from hedgerow.client import Client
 from hedgerow.errors import HedgerowError
 
 ROUNDS = (3, 7)  # at least, at most
+KIND_BUDGETS = (8, 16)  # at which both kinds of trees are compared
 COLOURS = ("\x1b[38;5;30m", "\x1b[38;5;130m")  # two that read on dark and on light
 BONUS, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 Answers = Mapping[int, Sequence[Sequence[Measured]]]  # [budget][prompt][round]
@@ -85,8 +88,8 @@ def print_prompts(names: Sequence[str], answers: Answers, budget: int) -> None:
     print_table(head, rows)
 
 
-def compare(client: Client, prompts: Sequence[dict[str, Any]], seconds: float) -> bool:
-    """Measures and prints both tables and the recommendation; returns whether every text was that of plain decoding."""
+def compare(client: Client, prompts: Sequence[dict[str, Any]], seconds: float) -> tuple[bool, Answers]:
+    """Measures and prints both tables and the recommendation; whether every text was that of plain decoding."""
     answers = turns(lambda prompt, budget: measure(client, prompts[prompt], budget), len(prompts), ROUNDS, seconds)
     costs = {budget: cost(answers[budget], answers[0]) for budget in BUDGETS}
     print(f"demo: each ran {len(answers[0][0])} times; rates are of one stream, from medians\n")
@@ -96,6 +99,28 @@ def compare(client: Client, prompts: Sequence[dict[str, Any]], seconds: float) -
     same = all(each.same for each in costs.values())
     print(f"\ndemo: {why(costs)}")
     print(f"demo: same tokens as plain decoding, every budget and round: {yes(same)}")
+    return same, answers
+
+
+def compare_kinds(config: StackConfig, prompts: Sequence[dict[str, Any]], conditional: Answers) -> bool:
+    """Trees of marginals once, at KIND_BUDGETS, in a stack of their own; prints them beside the conditional ones."""
+    print("\ndemo: the same prompts once with trees of the drafter's marginals, without its selector", flush=True)
+    with tempfile.TemporaryDirectory(prefix="hedgerow-demo-") as data:
+        other = replace(config, data=Path(data), settings={"drafter": {"TREES": "marginal"}})
+        with Stack(other) as stack, Client(stack.address("gateway")) as client:
+            marginal = {b: [[measure(client, prompt, b)] for prompt in prompts] for b in KIND_BUDGETS}
+    return print_kinds(conditional, marginal)
+
+
+def print_kinds(conditional: Answers, marginal: Answers) -> bool:
+    """Tokens a step of both kinds at the same budgets; whether all texts are the same."""
+    rows, same = list[Sequence[object]](), True
+    for budget, runs in marginal.items():
+        other, mine = cost(runs, conditional[0]), cost(conditional[budget], conditional[0])
+        same = same and other.same
+        gain = mine.per_step / other.per_step - 1
+        rows.append((f"trees of {budget}", f"{other.per_step:.2f}", f"{mine.per_step:.2f}", f"{gain:+.1%}", yes(same)))
+    print_table(("tokens/step", "marginal", "conditional", "gain", "same tokens as plain decoding"), rows)
     return same
 
 
@@ -118,11 +143,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.start(lambda text: print(f"demo: {text}", flush=True))
             with Client(stack.address("gateway")) as client:
                 how = "has its own colour" if sys.stdout.isatty() else "of several tokens is in brackets"
-                print(f"demo: trees of {args.budget}; every step's run {how}")
+                kind = "conditional trees" if (args.drafter / "selector").is_dir() else "trees"
+                print(f"demo: {kind} of {args.budget}; every step's run {how}")
                 for prompt in prompts:
                     show(client, prompt, args.budget, sys.stdout.isatty())
                 print("\ndemo: the same prompts in turns, without trees and with four sizes of them", flush=True)
-                same = compare(client, prompts, args.seconds)
+                same, answers = compare(client, prompts, args.seconds)
+            if (args.drafter / "selector").is_dir():
+                stack.stop()
+                same = compare_kinds(config, prompts, answers) and same
         except HedgerowError as error:
             print(f"demo: {error}", file=sys.stderr)
             return 1

@@ -11,19 +11,26 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
+from hedgerow.engine.reads import Hidden, Reads, Tokens
 from hedgerow.engine.step import LocalDrafter
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.cache import LatentCache
 from hedgerow.model.devices import Device
 from hedgerow.model.interface import Draft, Target
+from hedgerow.model.lookup import Lookup
+from hedgerow.model.proposer import Proposer
 from hedgerow.model.select import Engine, load_drafter, load_target
+from hedgerow.model.selector import FromPairs, Selector
 from services.gateway.tokenizer import Tokenizer
 from tests.tiny import write_tiny
 
+Kind = Literal["marginal", "conditional", "lookup"]
+KINDS: tuple[Kind, ...] = ("marginal", "conditional", "lookup")
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ("kernels", "kernels/cpu", "kernels/gpu", "hedgerow/model", "hedgerow/engine")  # what decides tokens
 
@@ -37,6 +44,7 @@ class Subjects:
     prompts: list[list[int]]
     vocabulary: Sequence[bytes]
     eos: frozenset[int]
+    selector: Selector | None = None  # of the drafter, where it has one
 
     @classmethod
     def read(
@@ -55,7 +63,8 @@ class Subjects:
         tokenizer = Tokenizer.from_folder(target)
         texts = [json.loads(line)["prompt"] for line in heads.read_text(encoding="utf-8").splitlines()]
         prompts = [tokenizer.encode(text)[-most_tokens:] for text in texts]
-        return cls(model, draft_model, prompts, tokenizer.pieces, frozenset(model.config.eos_token_ids))
+        eos, selector = frozenset(model.config.eos_token_ids), Selector.find(drafter, draft_model.config)
+        return cls(model, draft_model, prompts, tokenizer.pieces, eos, selector)
 
     @classmethod
     def tiny(cls, prompts: int = 40, engine: Engine = "auto") -> Subjects:
@@ -80,8 +89,24 @@ class Subjects:
             "architecture": self.model.architecture,
         }
 
-    def drafter(self) -> LocalDrafter:
-        return LocalDrafter(DrafterEngine(self.draft_model, DrafterConfig()))
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of drafters, that these can be."""
+        return KINDS if self.selector is not None else tuple(kind for kind in KINDS if kind != "conditional")
+
+    def drafter(self, kind: Kind = "marginal") -> LocalDrafter:
+        made: Draft | Proposer = self.draft_model
+        if kind == "lookup":
+            config = self.model.config
+            made = Lookup(config.vocab_size, config.max_position_embeddings)
+        elif kind == "conditional":
+            assert self.selector is not None, "the drafter has no selector"
+            made = FromPairs(self.draft_model, self.selector)
+        return LocalDrafter(DrafterEngine(made, DrafterConfig()))
+
+    def reads(self, kind: Kind = "marginal") -> Reads:
+        """What an engine keeps for that drafter."""
+        return Tokens() if kind == "lookup" else Hidden(self.model.feature_width)
 
 
 def source_hash() -> str:

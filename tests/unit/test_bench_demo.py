@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench import demo
+from bench.budgets import Measured
 from hedgerow.client import Chunk, Step
 
 RUNS = ["def f():\n", "    return", " 1", "\n"]
@@ -48,3 +49,17 @@ def test_elsewhere_runs_of_several_tokens_are_in_brackets(
     assert "\x1b" not in told
     marked = [f"[{text}]" if accepted else text for text, accepted in zip(RUNS, ACCEPTED, strict=True)]
     assert told == "\n# read\n" + "".join(marked) + "\n"
+
+
+def test_both_kinds_of_trees_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(steps: int, last: int = 9) -> list[list[Measured]]:
+        return [[Measured([*range(8), last], 8, steps, 1.0)]]
+
+    conditional = {0: run(8), 8: run(2), 16: run(1)}
+    assert demo.print_kinds(conditional, {8: run(4), 16: run(2)})
+    head, small, large = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["tokens/step", "marginal", "conditional", "gain"]
+    assert small.split() == ["trees", "of", "8", "2.00", "4.00", "+100.0%", "yes"]
+    assert large.split() == ["trees", "of", "16", "4.00", "8.00", "+100.0%", "yes"]
+    assert not demo.print_kinds(conditional, {8: run(4, last=1)})
+    assert capsys.readouterr().out.rstrip().endswith("NO")
