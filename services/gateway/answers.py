@@ -71,9 +71,10 @@ class Answer:
         self._held = ""  # text that may be the beginning of a marker
         self._probed = ""  # a section that began as text, until it is clear that it is one
         self._as_text = False  # the call began as text
-        self._header, self._space = "", ""
+        self._header = ""
         self._name: str | None = None
         self._arguments: list[str] = []
+        self._space: list[str] = []
         self._index = self.calls = 0
         self._out: list[Delta] = []
 
@@ -117,7 +118,7 @@ class Answer:
             return
         if self._in in (_In.HEADER, _In.ARGUMENTS):
             self._close()
-        self._space = ""
+        self._space = []
         if mark is Mark.CALL:
             self._in, self._as_text = _In.HEADER, as_text
         elif mark is Mark.CALLS or (mark is Mark.END_CALL and self._in in (_In.HEADER, _In.ARGUMENTS)):
@@ -171,7 +172,7 @@ class Answer:
             self._held, self._probed = inner[len(Mark.CALL.value) :], ""
             self._in, self._as_text = _In.HEADER, True
             return True
-        if Mark.CALL.value.startswith(inner):
+        if Mark.CALL.value.startswith(inner) and len(self._held) <= HEADER:
             return False
         self._emit(Content(self._probed))
         self._in, self._probed = _In.CONTENT, ""
@@ -195,10 +196,7 @@ class Answer:
         elif self._in is _In.ARGUMENTS:
             self._argue(text)
         elif self._in is _In.SECTION:  # between calls there is space, which says nothing
-            text = self._space + text
-            inner = text.rstrip()
-            self._space = text[len(inner) :]
-            self._emit(Content(inner))
+            self._emit(Content(self._trimmed(text)))
         else:
             self._emit(Content(text))
 
@@ -213,13 +211,21 @@ class Answer:
 
     def _argue(self, text: str) -> None:
         """Arguments without the space around them; they wait until a name is known."""
-        text = self._space + (text if self._arguments else text.lstrip())
-        inner = text.rstrip()
-        self._space = text[len(inner) :] if inner or self._arguments else ""
+        inner = self._trimmed(text if self._arguments else text.lstrip())
         if inner:
             self._arguments.append(inner)
             if self._name:
                 self._emit(Call(self._index, arguments=inner))
+
+    def _trimmed(self, text: str) -> str:
+        """Text without the space at its end, which waits for what comes behind it."""
+        inner = text.rstrip()
+        if not inner:
+            self._space.append(text)
+            return ""
+        said = "".join([*self._space, inner])
+        self._space = [text[len(inner) :]]
+        return said
 
     def _close(self) -> None:
         """The call is over, however it looks."""
@@ -228,7 +234,7 @@ class Answer:
         self._emit(last)
         self._index += 1
         self.calls += last.complete
-        self._header, self._name, self._arguments, self._space = "", None, [], ""
+        self._header, self._name, self._arguments, self._space = "", None, [], []
 
     def _judged(self, arguments: str) -> Call:
         if self._in is _In.HEADER:  # no arguments have begun

@@ -30,6 +30,7 @@ from services.gateway.types import Chat, Message
 WORKER = Path(__file__).with_name("sandbox_worker.py")
 TEMPLATE_BYTES, TEXT_BYTES, SECONDS = 1 << 18, 64 << 20, 5.0
 START_SECONDS = 30.0  # the first answer: an interpreter starts, on a machine that may be busy
+NAMES = ("properties", "patternProperties", "$defs", "definitions")  # their keys are a user's, not JSON Schema's
 # Noncharacters: no text needs one, and a template does nothing with them. One that no user wrote is the mark.
 MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 
@@ -136,11 +137,13 @@ def _seen(message: Message, marked: Callable[[str], str]) -> dict[str, Any]:
     return seen
 
 
-def _everywhere(value: Any, marked: Callable[[str], str]) -> Any:
-    """Texts of a tool, marked; of the keys those that could be part of a special token's name."""
+def _everywhere(value: Any, marked: Callable[[str], str], *, named: bool = False) -> Any:
+    """Texts of a tool, marked; and keys, where they are names or no words: templates ask for the others."""
     if isinstance(value, dict):
         return {
-            key if re.fullmatch(r"[\w$-]*", key) else marked(key): _everywhere(each, marked)
+            marked(key) if named or not re.fullmatch(r"[\w$-]*", key) else key: _everywhere(
+                each, marked, named=not named and key in NAMES
+            )
             for key, each in value.items()
         }
     if isinstance(value, list):

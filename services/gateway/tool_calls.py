@@ -7,14 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
+from hedgerow.errors import InvalidRequest
 from services.gateway.limits import TOOL_NAME
+from services.gateway.tools import declared
 
 HEADER = 256  # characters of a header, the longest name and a counter beside it
 _HEADER = re.compile(rf"(?:functions\.)?({TOOL_NAME.pattern}):\d+")
 _COUNTER = re.compile(r"\d+")
 # A tool that the prompt declares as TypeScript, and a parameter of it. Comments begin with //, deeper fields deeper.
-_TOOL = re.compile(r"^type (\S+) = \(_: (\{\}|\{\n.*?^\}|\w+)\) => any;$", re.MULTILINE | re.DOTALL)
-_PARAMETER = re.compile(r"^  ([^\s/\[][^:?\n]*)(\?)?: ", re.MULTILINE)
+_TOOL = re.compile(r"type (\S+) = \(_: (\{|\{\}\) => any;|\w+\) => any;)")
+_PARAMETER = re.compile(r"  ([^\s/\[][^:?]*)(\??): ")
 
 
 class Parameters(NamedTuple):
@@ -68,19 +70,25 @@ def tool_of(arguments: Mapping[str, Any], tools: Tools) -> str | None:
 
 
 def declared_in(text: str) -> Tools:
-    """The tools that a prompt's `tool_declare` turn declares, as TypeScript or as JSON."""
+    """The tools that a prompt's `tool_declare` turn declares, as TypeScript or as JSON; it may be any text."""
     if text.startswith("["):
         try:
-            tools = json.loads(text)
-        except ValueError:
+            tools = [tool["function"] for tool in declared(text)]
+        except InvalidRequest:
             return {}
-        return {tool["function"]["name"]: _parameters(tool["function"].get("parameters") or {}) for tool in tools}
-    found = {}
-    for name, body in _TOOL.findall(text):
-        fields = _PARAMETER.findall(body)
-        names, optional = ({n for n, mark in fields if mark or not only} for only in (False, True))
-        found[name] = Parameters(frozenset(names), frozenset(names - optional))
-    return found
+        return {tool["name"]: _parameters(tool.get("parameters") or {}) for tool in tools}
+    found: dict[str, tuple[set[str], set[str]]] = {}
+    known, required = set[str](), set[str]()
+    for line in text.split("\n"):
+        if tool := _TOOL.fullmatch(line):
+            known, required = found.setdefault(tool[1], (set(), set()))
+        elif field := _PARAMETER.match(line):
+            known.add(field[1])
+            if not field[2]:
+                required.add(field[1])
+        elif not line.startswith("  "):
+            known, required = set(), set()
+    return {name: Parameters(frozenset(known), frozenset(required)) for name, (known, required) in found.items()}
 
 
 def _parameters(schema: Mapping[str, Any]) -> Parameters:

@@ -39,6 +39,7 @@ def declared(tools_json: str) -> list[dict[str, Any]]:
         raise InvalidRequest(FIELD, f"{len(tools)} tools", f"at most {TOOLS} tools")
     names: dict[str, int] = {}
     for i, tool in enumerate(tools):
+        _check_depth(f"{FIELD}[{i}]", tool, TOOL_DEPTH)
         name = _check_tool(f"{FIELD}[{i}]", tool)
         if name in names:
             raise InvalidRequest(f"{FIELD}[{i}].function.name", name, f"another name than that of tool {names[name]}")
@@ -76,7 +77,6 @@ def _check_tool(where: str, tool: Any) -> str:
         _refuse(f"{where}.function.name", name, f"a name, {TOOL_NAME.pattern}")
     if not isinstance(function.get("description"), str | None):
         _refuse(f"{where}.function.description", function["description"], "a text")
-    _check_depth(f"{where}.function", function, TOOL_DEPTH)
     size = len(as_json(tool).encode("utf-8", "surrogatepass"))
     if size > TOOL_BYTES:
         raise InvalidRequest(where, f"{size} bytes", f"at most {TOOL_BYTES} bytes as JSON")
@@ -176,4 +176,7 @@ def _in_order(value: Any) -> Any:
 
 
 def _refuse(where: str, value: object, limit: str) -> NoReturn:
-    raise InvalidRequest(where, brief(value if isinstance(value, str) else as_json(value)), limit)
+    shown = {list: "an array", dict: "an object"}.get(type(value)) or (
+        value if isinstance(value, str) else as_json(value)
+    )
+    raise InvalidRequest(where, brief(shown), limit)

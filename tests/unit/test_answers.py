@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 
@@ -16,6 +17,7 @@ from services.gateway.deltas import Call, Content, Delta, Reasoning
 from services.gateway.members import MEMBERS
 from services.gateway.reading import Readers
 from services.gateway.tokenizer import Tokenizer
+from services.gateway.tool_calls import declared_in
 from services.gateway.types import (
     Chat,
     Fingerprint,
@@ -291,6 +293,44 @@ def test_only_a_prompt_that_ends_where_an_answer_begins_has_one() -> None:
     chat = KimiTemplate(MEMBERS["k2.6"], tokenizer).render(Chat((USER,)))
     assert readers.of(record(chat)) is not None
     assert readers.of(record([*chat, 7])) is None, "the answer has begun already"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1]", '[{"function": 7}]', "[" * 2000, '[{"type":"function","function":{"name":"f","parameters":{"properties":3}}}]',
+        "type f = (_: {\n" * 30_000, "type f = (_: {\n  x: string,\n" * 10_000, "\n  a" * 100_000, "  " + "a" * 200_000,
+    ],
+)  # fmt: skip
+def test_a_prompt_that_only_looks_as_if_it_declared_tools_is_read_quickly_and_breaks_nothing(text: str) -> None:
+    """Prompts may come as token ids, so their text may be anything."""
+    begun = time.thread_time()
+    tools = declared_in(text)
+    assert time.thread_time() - begun < 1.0
+    assert set(tools) <= {"f"}
+    vocabulary = load_bundled()
+    prompt = ids_of(
+        vocabulary,
+        f"<|im_system|>tool_declare<|im_middle|>{text[:4000]}<|im_end|><|im_assistant|>assistant<|im_middle|>",
+    )
+    reader = Readers(vocabulary).of(record(prompt))
+    assert reader is not None
+    assert joined(reader.feed(ids_of(vocabulary, f"a{SECTION}{ONE}")) + reader.finish()) == [Content("a"), WHOLE_ONE]
+
+
+def test_endless_space_is_held_back_at_no_cost() -> None:
+    """Models that lost their way write it: each token of it must cost the same."""
+    vocabulary = load_bundled()
+    space = vocabulary.encode(" ")
+    for head in (f"{SECTION}<|tool_call_begin|>now:0<|tool_call_argument_begin|>{{", SECTION):
+        reader = answer(INSTANT)
+        reader.feed(ids_of(vocabulary, head))
+        begun = time.thread_time()
+        assert not any(reader.feed(space) for _ in range(60_000))
+        assert time.thread_time() - begun < 5.0
+    reader = answer(INSTANT)
+    text = SECTION + " " * 400
+    assert joined(reader.feed(spelled_out(text)) + reader.finish()) == [Content(text)]
 
 
 def test_random_tokens_lose_no_text_and_break_nothing() -> None:

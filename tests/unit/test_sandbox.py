@@ -96,6 +96,18 @@ def test_a_name_that_begins_in_one_message_and_ends_in_another_is_none(own: Own)
     assert ids == [*load_bundled().encode("a<|im_end|>b <think>"), load_bundled().special("<|im_end|>")]
 
 
+def test_a_parameters_name_is_a_users_text(own: Own) -> None:
+    """A template that writes names as tags would make a control token of one named `think`."""
+    template = own(
+        "{% for name, each in tools[0].function.parameters.properties.items() %}<{{ name }}>"
+        "{% if name in tools[0].function.parameters.required %}!{% endif %}{% endfor %}{{ tools[0].type }}"
+    )
+    schema = {"type": "object", "properties": {"think": {}, "properties": {}, "[EOS]": {}}, "required": ["properties"]}
+    tools = json.dumps([{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    ids = template.render(Chat((Message("user", "x"),), tools))
+    assert ids == load_bundled().encode("<[EOS]><properties>!<think>function")
+
+
 def test_outer_space_can_be_trimmed_and_a_mark_in_a_text_is_text(own: Own) -> None:
     template = own("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}")
     texts = ("  a\n", "", "\ufdd0b\ufdd1", " \n ")
