@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.checks import FLOATS, expect
-from kernels.gpu.draft_block import PAGE
+from kernels.gpu.draft_block import PAGE, attend
 from kernels.gpu.draft_block import attention_reference as reference
 
 __all__ = ["BENCH_SHAPES", "TEST_SHAPES", "block_attention", "reference"]
@@ -27,7 +27,6 @@ BENCH_SHAPES = [
     (8, 64, 8, 128, 8, 8192, 0), (1, 8, 1, 128, 8, 32768, 0),
 ]  # fmt: skip
 SPLIT = 512  # positions
-FLOOR = tl.constexpr(-1e30)  # of a score that is not seen; maxima begin above it
 
 
 @triton.jit
@@ -73,13 +72,7 @@ def _block_split(
                 seen = seen & (apart < WINDOW) & (apart > -WINDOW)
             if CAUSAL:
                 seen = seen & (apart >= 0)
-            score = tl.where(seen, tl.dot(query, tl.trans(k), input_precision="ieee"), FLOOR)
-            above = tl.maximum(peak, tl.max(score, 1))
-            weight = tl.exp2(score - above[:, None])
-            fade = tl.exp2(peak - above)
-            acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-            total = total * fade + tl.sum(weight, 1)
-            peak = above
+            peak, total, acc = attend(query, k, v, seen, peak, total, acc)
             page += 1
         tl.store(sums + line[:, None] * D + d[None, :], acc)
         tl.store(peaks + line, peak)

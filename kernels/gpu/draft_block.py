@@ -124,7 +124,7 @@ def draft_rows(
 
 
 @triton.jit
-def _attend(q, k, v, seen, peak, total, acc):
+def attend(q, k, v, seen, peak, total, acc):
     """One block of keys into the running softmax, to the base 2. Unseen keys are -1e30, and the peak is above that."""
     score = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee"), -1e30)
     above = tl.maximum(peak, tl.max(score, 1))
@@ -163,7 +163,7 @@ def _draft_attention(
         seen = here[None, :]
         if WINDOW:
             seen = seen & (place + row[:, None] - p[None, :] < WINDOW)
-        peak, total, acc = _attend(query, k, v, seen, peak, total, acc)
+        peak, total, acc = attend(query, k, v, seen, peak, total, acc)
         page += 1
     i = tl.arange(0, JB)
     k_at = own + ((s * BLOCK + i).to(tl.int64) * (2 * GROUPS) + g)[:, None] * D + d[None, :]
@@ -174,7 +174,7 @@ def _draft_attention(
         seen = seen & (i[None, :] <= row[:, None])
     if WINDOW:
         seen = seen & (row[:, None] - i[None, :] < WINDOW) & (i[None, :] - row[:, None] < WINDOW)
-    peak, total, acc = _attend(query, k, v, seen, peak, total, acc)
+    peak, total, acc = attend(query, k, v, seen, peak, total, acc)
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=live)
 
 
