@@ -176,7 +176,6 @@ def _in_order(value: Any) -> Any:
 
 
 def _refuse(where: str, value: object, limit: str) -> NoReturn:
-    shown = {list: "an array", dict: "an object"}.get(type(value)) or (
-        value if isinstance(value, str) else as_json(value)
-    )
-    raise InvalidRequest(where, brief(shown), limit)
+    if isinstance(value, list | dict):  # which may be deep
+        raise InvalidRequest(where, "an array" if isinstance(value, list) else "an object", limit)
+    raise InvalidRequest(where, brief(value if isinstance(value, str) else as_json(value)), limit)

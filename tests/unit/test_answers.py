@@ -298,7 +298,7 @@ def test_only_a_prompt_that_ends_where_an_answer_begins_has_one() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "[1]", '[{"function": 7}]', "[" * 2000, '[{"type":"function","function":{"name":"f","parameters":{"properties":3}}}]',
+        "[1]", '[{"function": 7}]', "[" * 2000, '[{"type":"function","function":{"name":"f","parameters":3}}]',
         "type f = (_: {\n" * 30_000, "type f = (_: {\n  x: string,\n" * 10_000, "\n  a" * 100_000, "  " + "a" * 200_000,
     ],
 )  # fmt: skip
@@ -309,10 +309,8 @@ def test_a_prompt_that_only_looks_as_if_it_declared_tools_is_read_quickly_and_br
     assert time.thread_time() - begun < 1.0
     assert set(tools) <= {"f"}
     vocabulary = load_bundled()
-    prompt = ids_of(
-        vocabulary,
-        f"<|im_system|>tool_declare<|im_middle|>{text[:4000]}<|im_end|><|im_assistant|>assistant<|im_middle|>",
-    )
+    declaring, answering = "<|im_system|>tool_declare<|im_middle|>", "<|im_assistant|>assistant<|im_middle|>"
+    prompt = ids_of(vocabulary, f"{declaring}{text[:4000]}<|im_end|>{answering}")
     reader = Readers(vocabulary).of(record(prompt))
     assert reader is not None
     assert joined(reader.feed(ids_of(vocabulary, f"a{SECTION}{ONE}")) + reader.finish()) == [Content("a"), WHOLE_ONE]
