@@ -1,6 +1,7 @@
 """Every GPU op at its shapes: median time, bytes and operations a second, and the distance from this device's floor.
 
     python -m bench.kernels [--ops tree_build kv_compact] [--rounds 9] [--out bench/results/kernels-h200.json]
+        [--commit 1a2b3c4, where the sources are no checkout]
 
 How an op gets in: a module in bench/kernel_cells/ (one an op, or a few that belong together) has
 
@@ -41,6 +42,7 @@ import torch
 import bench.kernel_cells
 from bench.device_rates import Rates, graph_of, measure_rates, milliseconds
 from bench.kernel_cells import COLD, Call, Cell, Work
+from bench.subjects import machine
 
 LEAST_CALLS, LEAST_MS = 24, 2.0
 
@@ -162,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ops", nargs="*", default=[], help="only these")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--commit", default=machine()["commit"], help="of the sources, where git cannot tell")
     parser.add_argument("--out", type=Path, default=Path("bench/results/kernels.json"))
     asked = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -173,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(line(found), flush=True)
     report = {
         "device": torch.cuda.get_device_name(),
+        "commit": asked.commit,
         "torch": torch.__version__,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "rates": rates._asdict(),
