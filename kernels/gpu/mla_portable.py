@@ -1,8 +1,8 @@
 """The attention kernels for cards without Hopper's matrix unit: mma.sync and cp.async, under 99 KB of shared memory.
 
 Tiles of 16 lines, keys on the M side as in mla_prefix_narrow.py (S^T = K Q^T, O^T += V^T P^T), one page in shared
-memory at a time. `prefix_portable` has the bits of prefix_narrow and prefix_wide: the matrix unit's products agree, a
-maximum has no order, row sums are in fixed point. `prefill_portable` has bits of its own: its row sum is a float sum.
+memory at a time. `prefix_portable` is made to have the bits of prefix_narrow and prefix_wide: products agree between
+matrix units, a maximum has no order, row sums are in fixed point. `prefill_portable` has bits of its own: its row sum is a float sum.
 """
 
 from triton.experimental import gluon
