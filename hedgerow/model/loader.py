@@ -21,7 +21,7 @@ from hedgerow.model.folder import INDEX, Stored, faults, stored
 from hedgerow.model.headers import CheckpointError, Entry
 from hedgerow.model.identity import checkpoint_hash
 from hedgerow.model.manifest import Manifest
-from hedgerow.model.reading import DTYPES, Files, Meter, Progress, Watcher
+from hedgerow.model.reading import DTYPES, EVERY, EVERY_LOGGED, Files, Meter, Progress, Watcher
 from hedgerow.model.tensors import GROUP, WHOLE, Share, Wanted, axis_of, scale_name, scale_shape
 from kernels.fp8 import fp8_unpack
 from kernels.int4 import int4_unpack
@@ -51,7 +51,8 @@ class Checkpoint:
         self.folder, self.share = folder, share
         self.stored: Stored = stored(folder, share)
         self.prefix = self.stored.prefix
-        self._files, self._meter = Files(), Meter(share_bytes(self.stored, share), watcher or self._log)
+        every = EVERY_LOGGED if watcher is None else EVERY
+        self._files, self._meter = Files(), Meter(share_bytes(self.stored, share), watcher or self._log, every=every)
 
     def __contains__(self, name: str) -> bool:
         return self.stored.get(name) is not None

@@ -26,6 +26,7 @@ DTYPES = {
     "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
 }  # fmt: skip
 EVERY = 2.0  # seconds between two words of progress
+EVERY_LOGGED = 10.0  # of them in a log
 
 
 class Progress(NamedTuple):
@@ -49,17 +50,23 @@ Watcher = Callable[[Progress], None]
 
 
 class Meter:
-    """Counts bytes, and tells a watcher every other second, and of an end that took longer."""
+    """Counts bytes, and tells a watcher every few seconds, and of an end that took longer."""
 
-    def __init__(self, total: int, watcher: Watcher | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.total, self.done, self._watcher, self._clock = total, 0, watcher, clock
+    def __init__(
+        self,
+        total: int,
+        watcher: Watcher | None,
+        clock: Callable[[], float] = time.monotonic,
+        every: float = EVERY,
+    ) -> None:
+        self.total, self.done, self._watcher, self._clock, self._every = total, 0, watcher, clock, every
         self._began = self._told = clock()
 
     def add(self, count: int) -> None:
         """`count` more bytes are done."""
         self.done += count
         now = self._clock()
-        due = now - self._told >= EVERY or (self.done == self.total and now - self._began >= EVERY)
+        due = now - self._told >= self._every or (self.done == self.total and now - self._began >= self._every)
         if self._watcher is not None and due:
             self._told = now
             self._watcher(Progress(self.done, self.total, now - self._began))

@@ -45,6 +45,7 @@ class Pool:
         if short_scales:
             self.spread = (self.spread * 16).round() / 16
         self.expert = s.width, s.hidden  # rows and columns of gate and up
+        self.depth = (2 * s.layers) ** -0.5  # of what a layer adds: 61 layers then round as a few do
         self._at, self._made = random.Random(seed), dict[tuple[str, float], torch.Tensor]()
 
     def pieces(self, wanted: Wanted, dtype: str) -> Iterator[torch.Tensor]:
@@ -63,6 +64,7 @@ class Pool:
     def source(self, wanted: Wanted, dtype: str) -> torch.Tensor:
         """The pool for a tensor: matrices keep the size of what goes through them, norms are near one."""
         name, columns = wanted.name, wanted.shape[-1]
+        depth = self.depth if ".o_proj." in name or ".down_proj." in name else 1.0
         if dtype == "I32":
             return self.codes
         if name.endswith("norm.weight"):
@@ -71,11 +73,11 @@ class Pool:
             return self.made("normal", 0.3, dtype)
         if name.endswith(".weight_scale"):
             # a power of two near what keeps the size: the significant bits are the pool's
-            return self.made("spread", power_of_two(1 / (CODE * math.sqrt(columns * GROUP))), dtype)
+            return self.made("spread", power_of_two(depth / (CODE * math.sqrt(columns * GROUP))), dtype)
         if name.endswith("_scale_inv"):
-            return self.made("spread", 1 / math.sqrt(columns * 128), dtype)
+            return self.made("spread", depth / math.sqrt(columns * 128), dtype)
         plain = dtype == FP8 or name == "model.embed_tokens.weight"
-        return self.made("normal", 1.0 if plain else 1 / math.sqrt(columns), dtype)
+        return self.made("normal", 1.0 if plain else depth / math.sqrt(columns), dtype)
 
     def made(self, kind: str, gain: float, dtype: str) -> torch.Tensor:
         """One kind of numbers times `gain`, kept."""
