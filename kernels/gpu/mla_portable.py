@@ -2,7 +2,8 @@
 
 Tiles of 16 lines, keys on the M side as in mla_prefix_narrow.py (S^T = K Q^T, O^T += V^T P^T), one page in shared
 memory at a time. `prefix_portable` is made to have the bits of prefix_narrow and prefix_wide: products agree between
-matrix units, a maximum has no order, row sums are in fixed point. `prefill_portable` has bits of its own: its row sum is a float sum.
+matrix units, a maximum has no order, row sums are in fixed point. `prefill_portable` has bits of its own: its row sum
+is a float sum.
 """
 
 from triton.experimental import gluon
