@@ -6,7 +6,9 @@ import torch
 
 from hedgerow.engine.numa import bind, usable
 from hedgerow.engine.ranks import RankGroup
+from hedgerow.model.config import K2Config
 from hedgerow.model.interface import Target
+from hedgerow.model.room import check_room
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.work import end_now
@@ -24,6 +26,7 @@ def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target
         if not good:
             value = str(getattr(config, field))
             raise ConfigError(variable_of(field), value, f"must be {limit}, where tensor_parallel is above 1")
+    check_room(config.model_path, K2Config.from_folder(config.model_path))  # all ranks are on this machine
     threads = max(1, config.threads_used // config.tensor_parallel)
     cores = usable()
     bound = bind(0, config.tensor_parallel, cores)

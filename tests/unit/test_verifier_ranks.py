@@ -9,6 +9,7 @@ import pytest
 from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.interface import shards
 from hedgerow.model.k2 import K2Model
+from hedgerow.model.loader import CheckpointError
 from hedgerow.rpc.config import ConfigError
 from kernels.collectives import Ranks
 from kernels.linear import MIN_4
@@ -25,6 +26,20 @@ from tests.tiny import TinyTarget, write_target
 def test_what_is_not_divided_is_refused_by_name(tmp_path: Path, setting: str, value: str, named: str) -> None:
     given = {"listen": "127.0.0.1:0", "model_path": tmp_path, "model_name": "m", "tensor_parallel": 2, setting: value}
     with pytest.raises(ConfigError, match=named):
+        load_ranks(VerifierServiceConfig(**given), ())  # type: ignore[arg-type]
+
+
+def test_a_model_that_does_not_fit_is_refused_before_a_rank_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*arguments: object, **named: object) -> None:
+        raise AssertionError("a rank was started")
+
+    write_target(tmp_path, TinyTarget(expert_width=128, dense_width=256))
+    monkeypatch.setattr("hedgerow.model.room.free_memory", lambda: 1000)
+    monkeypatch.setattr("hedgerow.engine.ranks.subprocess.Popen", never)
+    given = {"listen": "127.0.0.1:0", "model_path": tmp_path, "model_name": "m", "tensor_parallel": 2}
+    with pytest.raises(CheckpointError, match=r"GB of free memory, for the weights alone"):
         load_ranks(VerifierServiceConfig(**given), ())  # type: ignore[arg-type]
 
 
