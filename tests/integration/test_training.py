@@ -16,6 +16,7 @@ import torch
 from bench.quality import served_nats
 from hedgerow.model.dflash import DFlashModel
 from hedgerow.model.k2 import K2Model
+from hedgerow.model.selector import Selector
 from models.train.configs import drafter_shape, target_shape
 from models.train.corpus import key_of
 from models.train.export import read_target
@@ -112,7 +113,18 @@ def test_sources_become_checkpoints_that_the_engine_reads(tmp_path: Path, monkey
     assert 0 < figures["served"]["bits_per_byte_4096"] < 8
     assert json.loads((tmp_path / "two" / "train_drafter.json").read_text())["acceptance"]["chat"]["prompts"] > 0
 
+    chosen = ("--packages", "iniconfig", "pluggy", "--lib", "index/python3.99", "--out", "installed")
+    stage(monkeypatch, "installed_text", *chosen)
+    folders = ("--corpus", "installed", "--target", "target", "--drafter", "two", "--out", "chosen")
+    stage(monkeypatch, "train_selector", *folders, "--ranks", "8", "--seconds", "1", "--tiny")
+    (tmp_path / "chosen/8/selector").rename(tmp_path / "two/selector")
+    figures = json.loads((tmp_path / "chosen" / "train_selector.json").read_text())
+    assert figures["rank_8"]["nats"] > 0
+
     drafter = DFlashModel.load(tmp_path / "two", tmp_path / "target")
+    selector = Selector.find(tmp_path / "two", drafter.config)
+    assert selector is not None
+    assert (selector.predecessor.shape[1], selector.top_k) == (8, 16)
     engine = K2Model.load(tmp_path / "target", drafter.feature_layers)
     window = torch.arange(300).remainder(97).tolist()
     trained = read_target(tmp_path / "target", torch.float32)
@@ -127,7 +139,19 @@ def test_configs_state_the_shapes_that_were_trained() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["corpus", "tokenizer", "pack", "heldout", "train_target", "train_drafter", "evaluate", "acceptance"]
+    "module",
+    [
+        "corpus",
+        "tokenizer",
+        "pack",
+        "heldout",
+        "train_target",
+        "train_drafter",
+        "evaluate",
+        "acceptance",
+        "installed_text",
+        "train_selector",
+    ],
 )
 def test_a_stage_tells_how_it_is_used(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
