@@ -157,11 +157,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--kinds", nargs="*", default=None, choices=KINDS, help="of drafters; all models' if not given")
+    parser.add_argument("--amplitude", type=float, help="what multiplies the drafter's cos and sin under YaRN")
     parser.add_argument("--edits", action="store_true", help="prompts as in editing")
     parser.add_argument("--out", type=Path, default=Path("bench/results/acceptance.json"))
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
-    subjects = Subjects.read(args.model, args.drafter, args.heads, most_tokens=2048, engine="auto")
+    subjects = Subjects.read(args.model, args.drafter, args.heads, 2048, "auto", amplitude=args.amplitude)
     if args.edits:
         subjects = replace(subjects, prompts=[edited(prompt) for prompt in subjects.prompts])
     kinds = args.kinds or [kind for kind in subjects.kinds if kind != "lookup"]

@@ -56,9 +56,10 @@ class Subjects:
         engine: Engine = "auto",
         threads: int = 1,
         device: Device = "cpu",
+        amplitude: float | None = None,
     ) -> Subjects:
         """The checkpoints in their folders, and the prompts of a jsonl file, cut at the front to `most_tokens`."""
-        draft_model = load_drafter(drafter, target, engine, threads, device=device)
+        draft_model = load_drafter(drafter, target, engine, threads, device=device, amplitude=amplitude)
         model = load_target(target, draft_model.feature_layers, engine, threads, device=device)
         tokenizer = Tokenizer.from_folder(target)
         texts = [json.loads(line)["prompt"] for line in heads.read_text(encoding="utf-8").splitlines()]
