@@ -81,7 +81,7 @@ class Cluster:
             words += ["--build-arg", "TORCH_INDEX="]
         if target == "gpu":  # its steps are 8 GB each: none is kept for the next build
             words += ["--layers=false"]
-        self.run(*words, ".", timeout=1500)
+        self.run(*words, ".", timeout=3000 if target == "gpu" else 900)
         return name
 
     def install(self, *words: str) -> None:

@@ -23,7 +23,7 @@ from tests.system.cluster import Cluster
 from tests.system.contained import CLOSED, ENGINES, Contained, Podman
 from tests.system.test_images import locked
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(3600)]
 ROOM = 35e9  # bytes of disk that the build takes at its height
 PROMPTS = ("def read_config(path):", "class Queue:\n", "import os\n\ndef walk(")
 ABOUT = """
