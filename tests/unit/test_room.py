@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import pytest
+import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model import room, select
@@ -15,7 +17,7 @@ from hedgerow.model.config import K2Config
 from hedgerow.model.interface import Target
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import Checkpoint, CheckpointError
-from hedgerow.model.memory import token
+from hedgerow.model.memory import token, weights
 from hedgerow.model.room import cache_pages, check_room, cpu_bytes, free_memory, page_bytes
 from hedgerow.model.select import load_target
 from hedgerow.weights.published import MINI
@@ -71,6 +73,32 @@ def test_a_cache_takes_no_more_than_there_is(
         cache_pages(model, None, 1)
     monkeypatch.setattr(room, "free_memory", lambda: None)
     assert (cache_pages(model, 7, 1), cache_pages(model, None, 1)) == (7, None)
+
+
+class OnCuda(NamedTuple):
+    """As much of a CudaK2 as the cache's size asks for."""
+
+    config: K2Config
+    architecture: str = "cuda-sm90"
+
+
+def test_a_device_is_asked_for_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 % of it stay free for activations and graphs; the weights alone are compared before they are read."""
+    write(tmp_path, "k2.6", SMALL)
+    c = K2Config.from_folder(tmp_path)
+    needed, page = weights(c, 1), 64 * token(c)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (needed - 1, 10 * needed))
+    place = torch.device("cuda", 0)
+    with pytest.raises(CheckpointError, match="GB of free memory on cuda:0, for the weights alone"):
+        check_room(tmp_path, c, place)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (needed, 10 * needed))
+    check_room(tmp_path, c, place)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (90 * page, 100 * page))
+    model = cast(Target, OnCuda(c))
+    assert cache_pages(model, None, 1000) == 82
+    assert cache_pages(model, 90, 1000) == 90
+    with pytest.raises(InvalidRequest, match="at most 90"):
+        cache_pages(model, 91, 1000)
 
 
 @pytest.mark.parametrize("architecture", ["cpu-torch", "cpu-compiled", "cuda-sm90"])
