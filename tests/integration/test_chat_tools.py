@@ -17,7 +17,9 @@ import pytest
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, ContentDelta, Delta, Message, Options, Position, ReasoningDelta, ToolCall
 from hedgerow.errors import InvalidRequest, Unsupported
+from hedgerow.v1 import common_pb2
 from tests.kimi import load_bundled, published
+from tests.kvstore_calls import Session, gateway_on
 from tests.stack import Models, another_gateway
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +137,50 @@ async def test_a_resumed_stream_goes_on_in_the_same_parts(client: AsyncClient) -
         after = [delta for event in got for delta in event.deltas]
         assert joined([*before, *after]) == whole
     await client.delete_session(stream.session_id)
+
+
+async def test_a_whole_answer_with_calls_comes_in_parts_and_goes_back_as_history(
+    stack: Stack, client: AsyncClient, models: Models
+) -> None:
+    """No bundled model writes one, so another gateway has put it into the log; everything else is the real stack."""
+    call = "<|tool_call_begin|>functions.area:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    text = (
+        "Two of them.</think>Let me see. <|tool_calls_section_begin|>"
+        + call.format(0, '{"width": 2, "height": 3}') + call.format(1, '{"width": 4')
+        + call.format(2, '{"width": 5}') + "<|tool_calls_section_end|><|im_end|>"
+    )  # fmt: skip
+    session = Session(prompt=await client.tokenize([USER], tools=TOOLS, thinking=True))
+    tokens = ids(models, text)
+    async with gateway_on(int(stack.address("kvstore").rpartition(":")[2])) as other:
+        await other.create(session)
+        entry = session.entry(tokens, 0, finish_reason=common_pb2.FINISH_REASON_STOP, usage=common_pb2.Usage(steps=9))
+        assert (await other.status(entry))[0] == "OK"
+    async with AsyncClient(stack.address("gateway"), tenant="t") as ours:
+        result = await ours.resume(session.session_id).result()
+        stored = await ours.get_session(session.session_id)
+        await ours.delete_session(session.session_id)
+    assert list(result.tokens) == tokens
+    answer = result.answer
+    assert (answer.reasoning_content, answer.content) == ("Two of them.", "Let me see. ")
+    assert answer.tool_calls == [
+        ToolCall("functions.area:0", "area", '{"width": 2, "height": 3}'),
+        ToolCall("functions.area:2", "area", '{"width": 5}'),
+    ]
+    assert [(broken.index, broken.arguments) for broken in answer.malformed] == [(1, '{"width": 4')]
+    assert (result.finish_reason, stored.finish_reason) == ("tool_calls", "stop")
+    results = [
+        Message("tool", "6", tool_call_id="functions.area:0"),
+        Message("tool", "5", tool_call_id="functions.area:2"),
+    ]
+    again = await client.tokenize([USER, answer.message(), *results], tools=TOOLS, thinking=True)
+    shown = published(models.target).decode(list(again))
+    assert shown.startswith(
+        f"{DECLARED}{ASKED}<|im_assistant|>assistant<|im_middle|><think>Two of them.</think>Let me see. "
+    )
+    assert (
+        '{"width": 5}<|tool_call_end|><|tool_calls_section_end|><|im_end|><|im_system|>tool<|im_middle|>## Return of '
+        in shown
+    )
 
 
 async def test_a_call_that_the_model_does_not_finish_is_said_to_be_malformed(client: AsyncClient) -> None:
