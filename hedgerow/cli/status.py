@@ -39,7 +39,7 @@ LOAD: Mapping[str, Mapping[str, str]] = {
         "too few replicas": "hedgerow_kvstore_redis_shortfalls_total",
     },
 }
-FACTS = ("model", "acceptance", "limits", "api keys", "certificates", "peer certificates")
+FACTS = ("model", "template", "acceptance", "limits", "api keys", "certificates", "peer certificates")
 SPANS = ((86_400, "d"), (3600, "h"), (60, "min"))
 
 

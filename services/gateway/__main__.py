@@ -52,6 +52,7 @@ async def run(config: GatewayConfig, template: Template) -> None:
     verifiers = open_verifiers(config, owner, template.tokenizer.vocab_size, health, tls)
     health.report("kvstore", NOT_REACHED)
     health.facts |= {"verifiers": config.verifier, "kvstores": config.kvstore, "owner": owner.hex()}
+    health.facts["template"] = template.name
     told = partial(health.report, "kvstore")
     store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds, tls)
     store.retention = config.session_ttl

@@ -38,8 +38,13 @@ CALL, ARGUMENTS, END_CALL = (
 
 
 class Template(Protocol):
-    """What makes a prompt of a conversation. `quick`: a short one takes no time that others would notice."""
+    """What makes a prompt of a conversation. `quick`: a short one takes no time that others would notice.
 
+    `name` is what an operator calls it.
+    """
+
+    @property
+    def name(self) -> str: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
@@ -57,6 +62,11 @@ class KimiTemplate:
     tokenizer: Tokenizer
     default_thinking: bool = True
     quick: bool = True
+
+    @property
+    def name(self) -> str:
+        """The member's."""
+        return self.member.name
 
     def render(self, chat: Chat) -> list[int]:
         """See `Template`."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from hedgerow.errors import InvalidRequest, Unavailable
 from services.gateway.history import checked
+from services.gateway.members import FOLDER
 from services.gateway.tokenizer import Tokenizer, TokenizerError, read_json
 from services.gateway.tools import declared
 from services.gateway.types import Chat, Message
@@ -38,7 +39,7 @@ MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 class FolderTemplate:
     """`quick` is false: it waits for another process. Used by one thread at a time; others wait."""
 
-    quick = False
+    name, quick = FOLDER, False
 
     def __init__(self, source: str, tokenizer: Tokenizer, default_thinking: bool) -> None:
         self.tokenizer, self._thinks = tokenizer, default_thinking

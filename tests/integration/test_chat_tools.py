@@ -15,7 +15,17 @@ from pathlib import Path
 import pytest
 
 from hedgerow.cli.supervisor import Stack
-from hedgerow.client import AsyncClient, ContentDelta, Delta, Message, Options, Position, ReasoningDelta, ToolCall
+from hedgerow.client import (
+    AsyncClient,
+    ContentDelta,
+    Delta,
+    Message,
+    Options,
+    Position,
+    ReasoningDelta,
+    ToolCall,
+    process_status,
+)
 from hedgerow.errors import InvalidRequest, Unsupported
 from hedgerow.v1 import common_pb2
 from tests.kimi import load_bundled, published
@@ -63,9 +73,10 @@ def ids(models: Models, text: str) -> list[int]:
     return published(models.target).encode(text, allowed_special="all")
 
 
-async def test_tools_are_declared_to_the_model_as_published(models: Models, client: AsyncClient) -> None:
+async def test_tools_are_declared_to_the_model_as_published(models: Models, stack: Stack, client: AsyncClient) -> None:
     tokens = await client.tokenize([USER], tools=TOOLS)
     answer = "<|im_assistant|>assistant<|im_middle|><think></think>"
+    assert (await process_status(stack.admin_address("gateway"))).facts["template"] == "k2.6"
     assert list(tokens) == ids(models, f"{DECLARED}{ASKED}{answer}")
     thinking = await client.tokenize(CALLED, tools=json.dumps(TOOLS), thinking=True)
     assert list(thinking) == ids(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.gateway.tokenizer import CHUNK, RUN, SPECIAL_TOKENS, Tokenizer, TokenizerError
+from services.verifier.vocabulary import read_vocabulary
 from tests.kimi import BUNDLED, KIMI, NEEDS_KIMI, load_kimi, published, without_think
 
 FOLDERS = [pytest.param(BUNDLED, id="bundled"), pytest.param(KIMI, id="published", marks=NEEDS_KIMI)]
@@ -53,6 +54,13 @@ def test_kimi_sizes_and_special_tokens(kimi: Tokenizer) -> None:
     assert kimi.pieces[kimi.special("<|im_end|>")] == b""
     assert kimi.pieces[kimi.special("<think>")] == b"<think>"
     assert kimi.pieces[163_700] == b"", "a reserved token has no text"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_verifier_knows_the_same_bytes(folder: Path) -> None:
+    """It looks for stop strings in them, and reads the folder by itself."""
+    made = Tokenizer.from_folder(folder)
+    assert read_vocabulary(folder, made.vocab_size) == list(made.pieces)
 
 
 def test_text_never_becomes_a_control_token(tokenizer: Tokenizer) -> None:
