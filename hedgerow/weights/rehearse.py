@@ -107,7 +107,7 @@ def write(
     first = s.vocab - 256
     stop = [first + 2, first + 1] if TRAITS[member].nested else first + 2
     write_json(folder / "generation_config.json", {"eos_token_id": stop, "max_length": TRAITS[member].positions})
-    write_vocabulary(folder, s.vocab, tokenizer)
+    write_vocabulary(folder, s.vocab, tokenizer, thinks=not TRAITS[member].fp8)
     shards = list(in_shards(K2Config.from_folder(folder), member, s))
     total = sum(shape.bytes for shard in shards for _, shape in shard)
     free = shutil.disk_usage(folder).free

@@ -113,7 +113,7 @@ def target(folder: Path, report: Report, ranks: int | None) -> None:
         report.add(fault)
     if manifest is not None and ranks not in (None, own_ranks):
         report.add(CheckpointError(folder, "", f"files of {ranks} ranks", f"of {own_ranks}"))
-    report.kind = kind(c, found, manifest)
+    report.kind = kind(c, found, manifest, generation(folder, c))
     report.told |= facts(c, found, manifest)
     report.bytes_per_token = token(c)
     report.needs = [Need(n, size, cache(c, size)) for n, size in shares.items()]
@@ -132,19 +132,27 @@ def cache(c: K2Config, weights: int) -> dict[str, int]:
     return {card.name: max(0, int(card.memory * USABLE) - weights) // token(c) for card in CARDS}
 
 
-def kind(c: K2Config, s: Stored, manifest: Manifest | None) -> str:
+def kind(c: K2Config, s: Stored, manifest: Manifest | None, generation: str) -> str:
     """Which layout of the family."""
     if c.fp8:
         name = "K2-Instruct's layout: matrices in FP8, a scale for each block of 128 x 128"
     elif not c.int4_experts:
         name = "a K2 layout without quantisation"
     elif s.prefix:
-        name = f"K2.5's and K2.6's layout: INT4 experts in groups of 32, names under {s.prefix[:-1]}"
+        name = f"{generation} layout: INT4 experts in groups of 32, names under {s.prefix[:-1]}"
     else:
         name = "K2-Thinking's layout: INT4 experts in groups of 32"
     if manifest is None:
         return f"a target as published, {name}"
     return f"a target converted for {manifest.ranks} ranks (order {manifest.order}), {name}"
+
+
+def generation(folder: Path, c: K2Config) -> str:
+    """K2.5 and K2.6 differ in one token of config.json: the first ends at [EOS], the second at <|im_end|>."""
+    top = Fields.read(folder / "config.json")
+    end = top.integers("eos_token_id") or (top.inner("text_config") or top).integers("eos_token_id")
+    place = end[0] - (c.vocab_size - 256) if len(end) == 1 else 0
+    return {1: "K2.5's", 2: "K2.6's"}.get(place, "K2.5's and K2.6's")
 
 
 def facts(c: K2Config, s: Stored, manifest: Manifest | None) -> dict[str, str]:

@@ -24,11 +24,15 @@ NAMED = {
     15: "<|tool_call_end|>", 17: "<|im_middle|>", 18: "<|media_begin|>", 19: "<|media_content|>", 20: "<|media_end|>",
     21: "<|media_pad|>", 22: "<think>", 23: "</think>", 254: "[UNK]", 255: "[PAD]",
 }  # fmt: skip
+THOUGHTS_AND_IMAGES = range(18, 24)
 NOT_SPECIAL = {11, 12, 13, 14, 15, 22, 23}  # atomic, yet kept by skip_special_tokens
 
 
-def write_vocabulary(folder: Path, vocab: int, source: Path | None = None) -> None:
-    """tiktoken.model and tokenizer_config.json for `vocab` ids, the last 256 special. Raises InvalidRequest."""
+def write_vocabulary(folder: Path, vocab: int, source: Path | None = None, thinks: bool = True) -> None:
+    """tiktoken.model and tokenizer_config.json for `vocab` ids, the last 256 special. Raises InvalidRequest.
+
+    `thinks`: with the tokens of thoughts and images, for which K2-Instruct has no names.
+    """
     if source is not None:
         copy_files(source, folder, vocab)
         return
@@ -43,6 +47,7 @@ def write_vocabulary(folder: Path, vocab: int, source: Path | None = None) -> No
     added = {
         str(ranks + offset): {"content": text, **flags, "special": offset not in NOT_SPECIAL}
         for offset, text in NAMED.items()
+        if thinks or offset not in THOUGHTS_AND_IMAGES
     }
     told = {
         "added_tokens_decoder": added, "bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]",

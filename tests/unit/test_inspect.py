@@ -31,8 +31,8 @@ SMALL_FP8 = dataclasses.replace(MINI_FP8, layers=2, vocab=512, experts=2)
 KINDS: dict[Member, str] = {
     "k2-instruct": "K2-Instruct's layout: matrices in FP8, a scale for each block of 128 x 128",
     "k2-thinking": "K2-Thinking's layout: INT4 experts in groups of 32",
-    "k2.5": "K2.5's and K2.6's layout: INT4 experts in groups of 32, names under language_model",
-    "k2.6": "K2.5's and K2.6's layout: INT4 experts in groups of 32, names under language_model",
+    "k2.5": "K2.5's layout: INT4 experts in groups of 32, names under language_model",
+    "k2.6": "K2.6's layout: INT4 experts in groups of 32, names under language_model",
 }
 
 

@@ -19,6 +19,7 @@ from hedgerow.weights.published import MEMBERS, MINI, MINI_FP8, TRUE, Member, Si
 from hedgerow.weights.rehearse import in_shards, write
 from hedgerow.weights.writing import Shape
 from kernels.linear import MIN_4
+from services.gateway.members import member_of
 from services.gateway.tokenizer import Tokenizer
 from tests.kimi import KIMI, NEEDS_KIMI
 from tests.peers import chain
@@ -105,6 +106,19 @@ def test_the_made_up_vocabulary_is_of_the_true_size_and_names(tmp_path: Path) ->
     assert tokenizer.special("<think>") == 163606
     text = "def f(x):\n    return 你好 🙂"
     assert b"".join(tokenizer.pieces[token] for token in tokenizer.encode(text)).decode() == text
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_the_gateway_takes_it_for_the_member_that_it_is(tmp_path: Path, member: Member) -> None:
+    s = MINI_FP8 if member == "k2-instruct" else MINI
+    write(tmp_path, member, dataclasses.replace(s, layers=1, experts=1, top_k=1, vocab=1024))
+    assert member_of(tmp_path).name == member
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    if member == "k2-instruct":  # the published one has no names for these
+        with pytest.raises(KeyError):
+            tokenizer.special("<think>")
+    else:
+        assert tokenizer.special("<think>") == 1024 - 256 + 22
 
 
 def test_another_folders_tokenizer_is_taken_where_it_fits(tmp_path: Path) -> None:
