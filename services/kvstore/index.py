@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hedgerow.errors import InvalidRequest
 from services.kvstore import codec
@@ -93,7 +93,7 @@ class Index:
         member, sessions = session_id.encode(), owner_keys(owner).sessions
         released = released_key(session_shard(session_id))
         calls: list[Call | Plain] = [self._put(released, member, keep=self.keep)]
-        calls.append(Plain((b"ZSCORE", sessions, member), sessions))
+        calls.append(self.time_of(owner, session_id))
         at, before = [sound(reply) for reply in await self.runner.call_all(calls)]
         return Stamp(released, member, at), Stamp(sessions, member, before) if before else None
 
@@ -106,9 +106,17 @@ class Index:
         if len(self._leaving) < MOST_LEAVING:
             self._leaving[stamp.key, stamp.member] = stamp.at
 
-    def ended(self, owner: bytes, session_id: str) -> None:
-        """The session is no longer a running one, nor will be."""
-        self.leave(Stamp(owner_keys(owner).sessions, session_id.encode()))
+    def time_of(self, owner: bytes, session_id: str) -> Plain:
+        """What asks for the time of an owner's session: to be sent before what ends it, for `ended`."""
+        sessions = owner_keys(owner).sessions
+        return Plain((b"ZSCORE", sessions, session_id.encode()), sessions)
+
+    def ended(self, owner: bytes, session_id: str, at: Any = b"") -> None:
+        """The session is no longer a running one, nor will be again: `at` is b"". Or another one of its id may be put
+        in before this one is taken out: `at` is what `time_of` told before the end.
+        """
+        if isinstance(at, bytes):  # else it is not there, or Redis did not tell; what stays is found
+            self.leave(Stamp(owner_keys(owner).sessions, session_id.encode(), at))
 
     def flush(self) -> list[Call]:
         """The calls that take out what is to leave. A call that is lost leaves a member to be found."""

@@ -10,6 +10,8 @@ MARK_BYTES = 16
 """Bytes of a digest, of a birth mark and of an owner's incarnation."""
 NOBODY = bytes(MARK_BYTES)
 """The owner of a session whose lease was given up."""
+FAILED = 6
+"""The finish reason ERROR, as scripts/session.lua has it."""
 
 
 class Status(enum.IntEnum):

@@ -17,7 +17,7 @@ from services.kvstore import codec
 from services.kvstore.index import Index, Stamp
 from services.kvstore.keys import session_keys
 from services.kvstore.owners import Owners
-from services.kvstore.records import NOBODY, Answer, Entry, Lease, NewSession, Session, State, Status
+from services.kvstore.records import FAILED, NOBODY, Answer, Entry, Lease, NewSession, Session, State, Status
 from services.kvstore.replies import is_newer, parse_info, refusal, refused, sound
 from services.kvstore.runner import RETRY_AFTER, Runner
 from services.kvstore.scripts import Call, Plain, Script
@@ -57,8 +57,13 @@ class Store:
 
         UNAVAILABLE leaves open whether the entry was applied: the same entry again tells.
         """
-        calls = [Call(self._append, session_keys(entry.session_id), (codec.pack_entry(entry),)) for entry in entries]
-        replies = await self.runner.call_all(calls, durable=True)
+        appends = [Call(self._append, session_keys(entry.session_id), (codec.pack_entry(entry),)) for entry in entries]
+        # Another one may take the place of a session that failed before its first token.
+        failed = [each for each in entries if each.finish == FAILED and not each.offset and not each.tokens]
+        times = [self.index.time_of(entry.lease.owner, entry.session_id) for entry in failed]
+        told = await self.runner.call_all([*times, *appends], durable=True)
+        at = {entry.session_id: time for entry, time in zip(failed, told, strict=False)}
+        replies = told[len(times) :]
         lost = [reply for reply in replies if isinstance(reply, errors.HedgerowError)]
         if lost:
             log.warning("append failed", entries=len(lost), of=len(entries), why=lost[0].message)
@@ -67,7 +72,7 @@ class Store:
             if answer.status == Status.OK and (entry.tokens or entry.finish):
                 self.on_change(entry.session_id)
             if answer.status == Status.OK and answer.state.finish:
-                self.index.ended(entry.lease.owner, entry.session_id)
+                self.index.ended(entry.lease.owner, entry.session_id, at.get(entry.session_id, b""))
         return answers
 
     async def acquire(
@@ -119,11 +124,14 @@ class Store:
     async def close(self, session_id: str, lease: Lease, birth: bytes, finish: int, usage: bytes) -> State:
         """Ends a session without tokens; an earlier finish wins."""
         fields = (b"%d" % lease.epoch, lease.owner, birth, b"%d" % finish, usage)
+        at = b""
+        if finish == FAILED:  # another one may take its place
+            (at,) = await self.runner.call_all([self.index.time_of(lease.owner, session_id)])
         answer = await self._change(self._close, session_id, *fields)
         if answer.status != Status.OK:
             raise refusal(session_id, *answer, lease.epoch)
         self.on_change(session_id)
-        self.index.ended(lease.owner, session_id)
+        self.index.ended(lease.owner, session_id, at)
         return answer.state
 
     async def mark_cancel(self, session_id: str) -> tuple[bool, bytes]:
@@ -216,7 +224,9 @@ class Store:
         except errors.Overloaded:
             self.index.leave(stamp)
             raise
-        if answer.status != Status.OK:
+        if answer.state.finish:
+            self.index.leave(stamp)
+        elif answer.status != Status.OK:
             self._left(stamp, answer.state, new.owner)
         return answer
 

@@ -14,8 +14,9 @@ from hedgerow.cli.embedded_redis import EmbeddedRedis
 from hedgerow.errors import InvalidRequest, SessionDeleted
 from hedgerow.v1 import common_pb2
 from hedgerow.v1 import kvstore_pb2 as pb
+from services.kvstore.keys import owner_keys
 from tests.kvstore_calls import Gateway, Session, error_of, gateway_on
-from tests.redis_servers import Service, kvstore, redis_server  # noqa: F401  (fixtures)
+from tests.redis_servers import Service, inspector, kvstore, redis_server  # noqa: F401  (fixtures)
 
 LOG = list(range(50, 60))
 ERROR, STOP = common_pb2.FINISH_REASON_ERROR, common_pb2.FINISH_REASON_STOP
@@ -79,6 +80,41 @@ async def test_a_mark_of_another_length_is_refused(gateway: Gateway) -> None:
     refused = await error_of(create(gateway, Session(), b"short"))
     assert isinstance(refused, InvalidRequest)
     assert refused.field == "replaces"
+
+
+@pytest.mark.parametrize("by_append", [True, False])
+async def test_one_that_takes_the_place_at_the_same_gateway_stays_in_its_index(
+    gateway: Gateway,
+    inspector: redis.Redis,  # noqa: F811
+    by_append: bool,
+) -> None:
+    """The end of the one before takes that one out, and not the one of its id that runs by then."""
+    failed = await gateway.create(Session())
+    if by_append:
+        await gateway.append(failed.entry(LOG, 0, 0, finish_reason=ERROR))
+    else:
+        lease = common_pb2.Lease(epoch=1, owner=failed.owner)
+        close = pb.CloseSessionRequest(
+            session_id=failed.session_id, lease=lease, birth=failed.birth, finish_reason=ERROR
+        )
+        await gateway.stub.CloseSession(close)
+    assert (await create(gateway, replace(failed, birth=secrets.token_bytes(16)), failed.birth)).created
+    await gateway.stub.RenewOwner(pb.RenewOwnerRequest(owner=failed.owner, ttl_ms=600_000))
+    assert inspector.zrange(owner_keys(failed.owner).sessions, 0, -1) == [failed.session_id.encode()]
+
+
+async def test_a_request_of_a_session_that_has_ended_leaves_nothing_in_the_index(
+    gateway: Gateway,
+    inspector: redis.Redis,  # noqa: F811
+) -> None:
+    """A gateway that is asked for the same old answer again and again remembers none of them."""
+    ended = await gateway.create(Session())
+    await gateway.append(ended.entry(LOG, 0, 2, finish_reason=STOP))
+    renewal = pb.RenewOwnerRequest(owner=ended.owner, ttl_ms=600_000)
+    await gateway.stub.RenewOwner(renewal)
+    assert not (await create(gateway, replace(ended, birth=secrets.token_bytes(16)), b"")).created
+    await gateway.stub.RenewOwner(renewal)
+    assert inspector.zrange(owner_keys(ended.owner).sessions, 0, -1) == []
 
 
 async def test_its_owner_writes_again_what_the_store_lost_over_the_failed_one(
