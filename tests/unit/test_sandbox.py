@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -156,6 +159,17 @@ def test_a_template_of_two_megabytes_output_is_taken_and_more_than_is_allowed_is
     monkeypatch.setattr(sandbox, "TEXT_BYTES", 1_000_000)
     with pytest.raises(InvalidRequest, match="more than 1000000 bytes"):
         template.render(Chat(messages))
+
+
+def test_a_process_that_nobody_is_left_to_end_ends_itself() -> None:
+    """The gateway may be killed while a template runs for ever."""
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    given = [{"template": endless, "seconds": 1}, {"messages": []}]
+    process = subprocess.Popen(
+        [sys.executable, "-I", str(sandbox.WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    process.communicate("".join(f"{json.dumps(each)}\n" for each in given).encode(), timeout=60)
+    assert process.returncode == -signal.SIGALRM
 
 
 def test_a_process_that_cannot_start_is_said_so(own: Own) -> None:
