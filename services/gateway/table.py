@@ -106,7 +106,7 @@ class SessionTable:
 
     def leave(self, reader: Reader, *, detach: bool = False) -> None:
         """The reader's client is gone, or has everything. A running session without readers is cancelled, unless the
-        last one detached.
+        last one detached; then it is held for nobody.
         """
         session = reader.session
         session.readers.pop(reader, None)
@@ -114,6 +114,8 @@ class SessionTable:
             deadline = session.options.deadline
             late = deadline is not None and self._clock() >= deadline
             self.cancel(session, Finish.DEADLINE if late else Finish.CANCELLED)
+        elif session.end is None:
+            self._taken(session)
 
     def cancel(self, session: Session, reason: Finish = Finish.CANCELLED, error: HedgerowError | None = None) -> bool:
         """End a session now, whatever the verifier still sends. False: it had ended."""

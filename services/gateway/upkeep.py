@@ -59,6 +59,8 @@ class Upkeep:
                 self._count_late(session, now)  # it needs no reader, and there may be none
             elif self._is_over(session, now):
                 self._host.cancel(session, Finish.DEADLINE)
+            elif session.pausing:
+                continue  # it is at no verifier any more, and the store has yet to answer
             elif session.heard_at is not None and now - session.heard_at >= QUIET and not session.may_be_held:
                 self._doubt(session, now, now - session.heard_at)
             elif session.held_since is not None and now - session.held_since > self.patience:

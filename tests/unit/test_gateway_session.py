@@ -14,6 +14,7 @@ from services.gateway.messages import Appended, AppendStatus, State, Usage
 from services.gateway.reader import PIECE_TOKENS
 from services.gateway.session import Options, Session
 from services.gateway.types import Finish
+from services.gateway.upkeep import QUIET, STALLED
 from services.gateway.verifiers import LAST_DELAY, MAX_FAULTS
 from tests.unit.gateway_peers import (
     CANCELLED,
@@ -394,6 +395,37 @@ def test_a_held_session_whose_reader_left_does_not_break_the_sweep() -> None:
     bench.acknowledge()
     assert bench.store.end("s1").finish is CANCELLED
     assert bench.table.sessions == {}
+
+
+def test_a_session_is_not_held_for_a_slow_reader_that_has_left() -> None:
+    """Its client may come back for what it left to itself, and finds no end by then."""
+    bench = Bench(lag=1, patience=5)
+    session = bench.begin()
+    reader = bench.read(session)
+    bench.step(update(session, [1, 2, 3]))
+    bench.acknowledge()
+    assert bench.engine.offsets == {"s1": 1}
+    bench.later(4)
+    bench.table.leave(reader, detach=True)
+    assert bench.engine.offsets == {"s1": 3}
+    bench.later(2)
+    assert (session.end, session.held_since) == (None, None)
+
+
+def test_a_session_that_is_being_paused_is_asked_of_no_verifier_again() -> None:
+    """The store is away while it has an append of nothing on its way."""
+    bench = Bench()
+    session = bench.begin()
+    bench.step(update(session, [1]))
+    bench.acknowledge()
+    bench.later(QUIET)
+    assert not session.settled
+    bench.table.pause(session)
+    starts = len(bench.engine.starts)
+    bench.later(STALLED)
+    bench.acknowledge()
+    assert len(bench.engine.starts) == starts
+    assert (bench.table.sessions, bench.verifiers.is_placed(session)) == ({}, False)
 
 
 def test_a_late_reader_is_given_a_long_log_in_pieces_with_true_digests() -> None:
