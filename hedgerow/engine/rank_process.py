@@ -42,6 +42,8 @@ class Spec(NamedTuple):
     backend: str
     parent: int  # process id
     cores: list[int]  # usable by the group
+    engine: str  # "torch" or "compiled"
+    feature_layers: list[int]
 
 
 def pack(message: Any) -> bytes:
@@ -108,13 +110,14 @@ def serve(spec: Spec, say: Callable[[str], None]) -> None:
     import torch
 
     from hedgerow.model.batch import SequenceRows
-    from hedgerow.model.k2 import K2Model
+    from hedgerow.model.ranked import load_rank
     from kernels.collectives import connect
 
     torch.set_num_threads(spec.threads)
     backend: Any = spec.backend
     peers = connect(backend, spec.meeting, spec.rank, spec.ranks, spec.patience, lambda: None)
-    model = K2Model.load(Path(spec.folder), (), ranks=peers)
+    engine: Any = spec.engine
+    model: Any = load_rank(engine, Path(spec.folder), spec.feature_layers, spec.threads, peers)
     say(f"ready {json.dumps(model.kernel_law)}")
     caches: dict[int, Any] = {}
     while (message := unpack(sys.stdin.buffer)) is not None:

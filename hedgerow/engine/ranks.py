@@ -1,7 +1,7 @@
 """The first rank of a tensor-parallel group: starts the others, tells them every step, and knows when one is lost.
 
-    group = RankGroup(folder, count=2, threads=1, on_lost=...)
-    target = group.load(feature_layers)          # a Target like any other; its calls are the whole group's
+    group = RankGroup(folder, count=2, feature_layers=(1, 4), on_lost=...)
+    target = group.load()                        # a Target like any other; its calls are the whole group's
 
 A rank that dies, hangs or fails takes the group down within SILENCE + a second: every other rank is ended, `on_lost`
 hears why, and calls raise Unavailable from then on. A group is not mended: whoever owns it ends and starts anew.
@@ -30,9 +30,11 @@ from hedgerow.engine.rank_process import BEAT, Spec, pack
 from hedgerow.errors import Unavailable
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.cache import LatentCache
+from hedgerow.model.compiled import CompiledCache, CompiledK2
 from hedgerow.model.config import K2Config
 from hedgerow.model.k2 import K2Model, check_ranks
 from hedgerow.model.loader import Checkpoint
+from hedgerow.model.ranked import RankEngine, load_rank
 from hedgerow.model.tensors import Share
 from kernels.collectives import PeerRanks, connect
 from kernels.tree_accept import Walked, WalkRows
@@ -47,7 +49,8 @@ OnLost = Callable[[str], None]
 class RankGroup:
     """Ranks 1 .. count - 1 as processes; rank 0 is this one. Calls come from one thread at a time.
 
-    `cores`: among which the other ranks choose their node's (`numa.py`); empty: they are not bound.
+    `engine`: what computes every rank. `cores`: among which the other ranks choose their node's (`numa.py`); empty:
+    they are not bound.
 
     Raises ConfigError or CheckpointError for a folder that so many ranks cannot share, before anything is started.
     """
@@ -60,24 +63,26 @@ class RankGroup:
         on_lost: OnLost = lambda why: None,
         patience: float = PATIENCE,
         cores: Set[int] = frozenset(),
+        engine: RankEngine = "torch",
+        feature_layers: Sequence[int] = (),
     ) -> None:
         check_ranks([Checkpoint(folder, Share(0, count))], K2Config.from_folder(folder))
         self.folder, self.count, self.patience, self._on_lost = folder, count, patience, on_lost
         self.why = ""  # it is lost; "" while it is not
         self._threads, self._aside = threads, tempfile.TemporaryDirectory(prefix="hedgerow-ranks-")
         self._ranks: list[subprocess.Popen[bytes]] = []
-        self._cores = sorted(cores)
+        self._cores, self._engine, self._layers = sorted(cores), engine, list(feature_layers)
         self._laws: dict[int, str] = {}
         self._changed, self._losing, self._ending = threading.Condition(), threading.RLock(), False
         # One thread starts and watches: Linux ends a child when the thread that started it does.
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
 
-    def load(self, feature_layers: Sequence[int]) -> GroupTarget:
+    def load(self) -> GroupTarget:
         """Every rank reads its part, side by side. Raises ConfigError, CheckpointError or Unavailable; then no rank is
         left."""
         try:
-            model = K2Model.load(self.folder, feature_layers, ranks=self._meet())
+            model = load_rank(self._engine, self.folder, self._layers, self._threads, self._meet())
             self._wait_ready(model.kernel_law)
         except BaseException:
             self.close()
@@ -173,7 +178,7 @@ class RankGroup:
             self._ranks.append(rank)
             spec = Spec(
                 str(self.folder.resolve()), number, self.count, self._meeting, self.patience, self._threads, "gloo",
-                os.getpid(), self._cores,
+                os.getpid(), self._cores, self._engine, self._layers,
             )  # fmt: skip
             with contextlib.suppress(OSError):  # its end is seen below
                 rank.stdin.write(pack(tuple(spec)))
@@ -229,7 +234,7 @@ class RankGroup:
 class GroupCache:
     """Rank 0's cache, and the number under which every other rank has its own."""
 
-    def __init__(self, own: LatentCache, number: int, group: RankGroup) -> None:
+    def __init__(self, own: LatentCache | CompiledCache, number: int, group: RankGroup) -> None:
         self.own, self.number, self._group = own, number, group
         self.page_size, self.pages = own.page_size, own.pages
 
@@ -241,7 +246,7 @@ class GroupCache:
 class GroupTarget:
     """The group as a Target: what rank 0 computes, every rank does."""
 
-    def __init__(self, model: K2Model, group: RankGroup) -> None:
+    def __init__(self, model: K2Model | CompiledK2, group: RankGroup) -> None:
         self.model, self.group = model, group
         self.config: K2Config = model.config
         self.checkpoint_hash, self.kernel_law, self.architecture = (
@@ -258,7 +263,8 @@ class GroupTarget:
     def forward(self, rows: Sequence[SequenceRows], cache: GroupCache) -> ForwardOutput:
         self.group.tell("forward", cache.number, [plain(part) for part in rows])
         try:
-            return self.model.forward(rows, cache.own)
+            own: Any = cache.own  # made by this model
+            return self.model.forward(rows, own)
         except RuntimeError as error:  # of a collective, or of torch: the ranks are no longer at one point
             self.group.lose(f"a collective failed: {str(error).splitlines()[0]}")
 

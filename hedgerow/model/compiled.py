@@ -6,6 +6,7 @@ beside it, nor the tree, the chunk, the pages, the threads, the instruction set 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import threading
 import time
@@ -13,17 +14,21 @@ import weakref
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.compiled_walk import Walker
 from hedgerow.model.config import K2Config
-from hedgerow.model.k2 import rotations
+from hedgerow.model.k2 import check_ranks, rotations
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.packing import Packer, check_sizes, pack_layer
+from hedgerow.model.tensors import WHOLE, Share
 from hedgerow.model.threads import ThreadChoice
+from kernels.collectives import Ranks
 from kernels.cpu import library as lib
 from kernels.cpu.build import BUILDS, build
 from kernels.mla_tree_attention import PAGE
@@ -91,6 +96,8 @@ class CompiledK2:
     """Immutable once loaded; calls of `forward` take turns.
 
     `threads`: the most of a step. `choice` says how many each takes, all of them unless it is replaced; no bit changes.
+    `ranks`: of those that divide the model, the one that is computed here. Its parts of sums meet the others' in rank
+    order; what another rank does not bring raises from `forward` whatever `ranks` raised.
     """
 
     architecture = "cpu-compiled"
@@ -103,16 +110,21 @@ class CompiledK2:
         feature_layers: Sequence[int],
         threads: int = 1,
         latent_eps: float | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         c = self.config = config
+        self.ranks = ranks or Ranks()
+        self.shards = self.ranks.count
+        assert len(self.ranks.mine) == 1, "one rank a model"
         for layer in feature_layers:
             if not 0 <= layer < c.num_hidden_layers:
                 raise InvalidRequest("feature_layers", layer, f"within the target's {c.num_hidden_layers} layers")
         check_sizes(c, checkpoint.folder / "config.json")
-        checkpoint.check(c)
+        check_ranks([checkpoint], c)
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
-        self.checkpoint_hash = checkpoint_hash(checkpoint.folder)
+        self.checkpoint_hash = checkpoint_hash(checkpoint.folder) if 0 in self.ranks.mine else ""
+        self._add, self._lost = lib.SUM(self._sum), list[Exception]()
         self.choice = ThreadChoice(checked_threads(threads), threads)
         self._library, self._packer = library, Packer(library.lanes)
         self._model = self._describe(checkpoint, c.rms_norm_eps if latent_eps is None else latent_eps)
@@ -130,12 +142,14 @@ class CompiledK2:
         threads: int = 1,
         latent_eps: float | None = None,
         builds: Path = BUILDS,
+        ranks: Ranks | None = None,
     ) -> CompiledK2:
         """Raises ConfigError or CheckpointError as K2Model does, also for a size without code here; BuildError."""
         config = K2Config.from_folder(folder)
         check_sizes(config, folder / "config.json")
         library = lib.Library(build(builds))
-        return cls(library, config, Checkpoint(folder), feature_layers, threads, latent_eps)
+        share = Share(ranks.mine[0], ranks.count) if ranks else WHOLE
+        return cls(library, config, Checkpoint(folder, share), feature_layers, threads, latent_eps, ranks)
 
     def new_cache(self, pages: int) -> CompiledCache:
         """A cache of `pages` pages of 64 tokens for every layer."""
@@ -152,7 +166,8 @@ class CompiledK2:
             raise InvalidRequest("cache", cache.shape, "made by this model's new_cache")
         plan = plan_words(rows)
         count = sum(len(part.tokens) for part in rows)
-        logits = torch.empty(sum(len(part.want_logits) for part in rows), c.vocab_size)
+        wanted = sum(len(part.want_logits) for part in rows)
+        logits = torch.empty(wanted, c.vocab_size // self.shards)
         features = torch.empty(count, self.feature_width)
         fault = lib.Fault()
         with self._turn:
@@ -162,12 +177,24 @@ class CompiledK2:
                 features.data_ptr(), fault,
             )  # fmt: skip
             self.choice.took(count, time.perf_counter() - begun)
+        if code == lib.NO_SUM:
+            raise self._lost[0]
         if code == lib.NO_MEMORY:
             raise MemoryError("no memory for the step's scores")
         if code:
             field, limit = FAULTS[code]
             raise InvalidRequest(f"rows[{fault.sequence}].{field}", fault.value, f"{limit} (row {fault.row})")
-        return ForwardOutput(logits, features)
+        return ForwardOutput(self.ranks.join([logits]) if wanted else torch.empty(0, c.vocab_size), features)
+
+    def _sum(self, part: Any, count: int) -> int:
+        """Called by the engine in a step: `part`, this rank's, becomes the sum of all. Nothing may be raised there."""
+        if not self._lost:
+            try:
+                mine = torch.from_numpy(np.ctypeslib.as_array(part, (count,)))
+                mine.copy_(self.ranks.sum([mine]))
+            except Exception as error:  # noqa: BLE001  raised by `forward`
+                self._lost.append(error)
+        return len(self._lost)
 
     def walk(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
         """As `kernels.tree_accept.walk_trees`, by the engine's own law of rounding."""
@@ -175,24 +202,27 @@ class CompiledK2:
             return self._walker(logits, trees)
 
     def _describe(self, checkpoint: Checkpoint, latent_eps: float) -> lib.Model:
-        c, p = self.config, self._packer
+        c, p, n = self.config, self._packer, self.shards
         embedding = checkpoint.weight("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
         turns = torch.view_as_real(rotations(c)).movedim(-1, 0).contiguous()
         self.kernel_law = f"{LAW}-{hashlib.sha256(turns.numpy().tobytes()).hexdigest()[:8]}"  # torch made the tables
+        if self.shards > 1:
+            self.kernel_law += f"-shards-{self.shards}"
         layers = (lib.Layer * c.num_hidden_layers)(
             *(pack_layer(p, checkpoint, n, c) for n in range(c.num_hidden_layers))
         )
         return lib.Model(
-            layers=c.num_hidden_layers, hidden=c.hidden_size, vocab=c.vocab_size, heads=c.num_attention_heads,
+            layers=c.num_hidden_layers, hidden=c.hidden_size, vocab=c.vocab_size // n, heads=c.num_attention_heads // n,
             nope=c.qk_nope_head_dim, rope=c.qk_rope_head_dim, value=c.v_head_dim, q_rank=c.q_lora_rank,
-            kv_rank=c.kv_lora_rank, width=c.intermediate_size,
-            shared_width=c.moe_intermediate_size * c.n_shared_experts, experts=c.n_routed_experts,
-            top_k=c.num_experts_per_tok, expert_width=c.moe_intermediate_size, normalise=c.norm_topk_prob,
-            positions=c.max_position_embeddings, taps=len(self.feature_layers), eps=c.rms_norm_eps,
+            kv_rank=c.kv_lora_rank, width=c.intermediate_size // n,
+            shared_width=c.moe_intermediate_size * c.n_shared_experts // n, experts=c.n_routed_experts,
+            top_k=c.num_experts_per_tok, expert_width=c.moe_intermediate_size // n, normalise=c.norm_topk_prob,
+            positions=c.max_position_embeddings, taps=len(self.feature_layers), ranks=n,
+            first_token=self.ranks.mine[0] * (c.vocab_size // n), tokens=c.vocab_size, eps=c.rms_norm_eps,
             latent_eps=latent_eps, softmax_scale=c.softmax_scale, routed_scale=c.routed_scaling_factor,
             tapped=p.keep(torch.tensor(self.feature_layers, dtype=torch.int32)), layer=layers,
             embedding=p.keep(embedding), norm=p.keep(checkpoint.weight("model.norm.weight", c.hidden_size)),
-            cos=p.keep(turns[0]), sin=p.keep(turns[1]),
+            cos=p.keep(turns[0]), sin=p.keep(turns[1]), sum=ctypes.cast(self._add, ctypes.c_void_p).value,
             head=p.matrix(checkpoint.weight("lm_head.weight", c.vocab_size, c.hidden_size)),
         )  # fmt: skip
 

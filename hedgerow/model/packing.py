@@ -96,7 +96,7 @@ def pack_attention(layer: Layer, p: Packer, checkpoint: Checkpoint, base: str, c
     q_a = checkpoint.weight(base + "q_a_proj.weight", c.q_lora_rank, c.hidden_size)
     kv_a = checkpoint.weight(base + "kv_a_proj_with_mqa.weight", c.latent_width, c.hidden_size)
     kv_b = checkpoint.weight(base + "kv_b_proj.weight", heads * (nope + value), c.kv_lora_rank)
-    uk, uv = kv_b.view(heads, nope + value, c.kv_lora_rank).split([nope, value], 1)
+    uk, uv = kv_b.view(heads // checkpoint.share.ranks, nope + value, c.kv_lora_rank).split([nope, value], 1)
     layer.q_norm = p.keep(checkpoint.weight(base + "q_a_layernorm.weight", c.q_lora_rank))
     layer.kv_norm = p.keep(checkpoint.weight(base + "kv_a_layernorm.weight", c.kv_lora_rank))
     layer.qkv_a = p.matrix(torch.cat([q_a, kv_a]))
@@ -133,5 +133,7 @@ def pack_experts(layer: Layer, p: Packer, checkpoint: Checkpoint, base: str, c: 
         [checkpoint.weight(f"{base}experts.{e}.{name}.weight", *size) for name, size in sizes.items()]
         for e in range(count)
     ]
-    layer.experts_gate_up = p.matrix(torch.cat([in_turn(gate, up) for gate, up, _ in plain]), 2 * width)
+    layer.experts_gate_up = p.matrix(
+        torch.cat([in_turn(gate, up) for gate, up, _ in plain]), 2 * width // checkpoint.share.ranks
+    )
     layer.experts_down = p.matrix(torch.cat([out for _, _, out in plain]), hidden)

@@ -10,7 +10,8 @@ from kernels.cpu.build import BuildError
 
 F32, BF16, Q4 = range(3)
 POINTER = c.c_void_p
-NO_MEMORY = 11  # target.h: what every call returns then
+NO_MEMORY, NO_SUM = 11, 12  # target.h: what a call returns then
+SUM = c.CFUNCTYPE(c.c_int, c.POINTER(c.c_float), c.c_int64)  # target.h, Model.sum
 
 
 class Matrix(c.Structure):
@@ -50,11 +51,11 @@ class Model(c.Structure):
 
     _fields_ = (
         *integers("layers hidden vocab heads nope rope value q_rank kv_rank"),
-        *integers("width shared_width experts top_k expert_width normalise positions taps unused"),
+        *integers("width shared_width experts top_k expert_width normalise positions taps ranks first_token tokens"),
         *floats("eps latent_eps softmax_scale routed_scale"),
         ("tapped", POINTER),
         ("layer", c.POINTER(Layer)),
-        *pointers("embedding norm cos sin"),
+        *pointers("embedding norm cos sin sum"),
         ("head", Matrix),
     )
 

@@ -20,7 +20,7 @@ static void *grow(void *old, long *room, long wanted, size_t size) {
 static int read_rows(Plan *plan, const Model *m, const Sequence *q, int s, Fault *fault) {
     for (int r = 0; r < q->rows; r++) {
         const int token = q->tokens[r], parent = q->parents[r];
-        CHECK(token >= 0 && token < m->vocab, BAD_TOKEN, r, token)
+        CHECK(token >= 0 && token < m->tokens, BAD_TOKEN, r, token)
         CHECK(parent >= -1 && parent < r, BAD_PARENT, r, parent)
         Row *row = plan->row + q->first + r;
         *row = (Row){s, 0, r == 0};

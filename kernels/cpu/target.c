@@ -31,6 +31,8 @@ typedef struct {
     const Cache *cache;
     int from, to;                       /* rows of the tile */
     float *x, *qkv, *o, *gate_up, *experts_gate_up; /* [TILE] rows */
+    float *part;                        /* of a sum over ranks; [TILE] rows */
+    int broken;                         /* a sum could not be made */
     float *logits, *features;
     Scratch *scratch;                   /* [threads] */
     Memory memory;
@@ -50,6 +52,7 @@ static int take_all(Target *t) {
     t->o = FLOATS((long)TILE * m->heads * m->value);
     t->gate_up = FLOATS(TILE * 2 * width);
     t->experts_gate_up = FLOATS(pairs * 2 * MOST(m->expert_width, 16));
+    t->part = FLOATS((long)TILE * m->hidden);
     t->scratch = take(&t->memory, sizeof(Scratch) * (size_t)pool_size(t->pool));
     if (!t->scratch) return 0;
     memset(t->scratch, 0, sizeof(Scratch) * (size_t)pool_size(t->pool));
@@ -69,7 +72,7 @@ static int take_all(Target *t) {
         s->first = take(&t->memory, sizeof(int) * (size_t)(E + 1));
         s->chosen = take(&t->memory, sizeof(int) * (size_t)(pairs + E));
     }
-    return t->memory.blocks == 6 + 13 * pool_size(t->pool);
+    return t->memory.blocks == 7 + 13 * pool_size(t->pool);
 }
 
 void target_close(Target *t) {
@@ -245,6 +248,16 @@ static void normed(const Target *t, Scratch *w, const float *weight) {
     }
 }
 
+/* x += every rank's part, added in rank order. Rows of x before and behind it are nobody's until the next barrier. */
+static void meet(Target *t, int id, int threads) {
+    const long R = t->to - t->from, H = t->m.hidden;
+    pool_wait(t->pool, threads);
+    if (id == 0) t->broken |= t->m.sum(t->part, R * H) != 0;
+    pool_wait(t->pool, threads);
+    SHARE(R, r0, r1);
+    for (long i = r0 * H; i < r1 * H; i += LANES) *(vec *)(t->x + i) += *(const vec *)(t->part + i);
+}
+
 /* The latents of the tile's rows into the cache */
 static void latents(Target *t, Scratch *w, int layer, int id, int threads) {
     const Model *m = &t->m;
@@ -296,8 +309,10 @@ static void attention(Target *t, Scratch *w, int layer, int id, int threads) {
     pool_wait(t->pool, threads);
     COLUMNS(m->hidden, x0, x1);
     POINT(w->xs, r, R, t->o + (long)r * m->heads * m->value);
-    POINT(w->ys, r, R, t->x + (long)r * m->hidden + x0);
-    product(&l->o, x0, x1, R, w->xs, w->ys, 1);
+    const int alone = m->ranks == 1;
+    POINT(w->ys, r, R, (alone ? t->x : t->part) + (long)r * m->hidden + x0);
+    product(&l->o, x0, x1, R, w->xs, w->ys, alone);
+    if (!alone) meet(t, id, threads);
     pool_wait(t->pool, threads);
 }
 
@@ -374,19 +389,22 @@ static void mlp(Target *t, Scratch *w, int layer, int id, int threads) {
         for (int i = 0; i < n; i++) swiglu(w->ys[i], (e1 - e0) / 32, w->weight[from + i]);
     }
     pool_wait(t->pool, threads);
-    COLUMNS(H, x0, x1); /* x += experts, ascending, then the shared one */
+    COLUMNS(H, x0, x1); /* x += experts, ascending, then the shared one; or this rank's part of that */
+    float *to = m->ranks == 1 ? t->x : t->part;
+    for (int r = 0; r < R && to == t->part; r++) memset(to + (long)r * H + x0, 0, sizeof(float) * (size_t)(x1 - x0));
     for (int e = 0; e < experts; e++) {
         const int from = w->first[e], n = w->first[e + 1] - from;
         for (int i = 0; i < n; i++)
             gather_gates(t->experts_gate_up + (long)(from + i) * 2 * I, w->packed + (long)i * I, I / 16);
         POINT(w->xs, i, n, w->packed + (long)i * I);
-        POINT(w->ys, i, n, t->x + (long)w->pair[from + i] * H + x0);
+        POINT(w->ys, i, n, to + (long)w->pair[from + i] * H + x0);
         product(&l->experts_down, e * H + x0, e * H + x1, n, w->xs, w->ys, 1);
     }
     for (int r = 0; r < R; r++) gather_gates(t->gate_up + (long)r * 2 * width, w->packed + (long)r * width, width / 16);
     POINT(w->xs, r, R, w->packed + (long)r * width);
-    POINT(w->ys, r, R, t->x + (long)r * H + x0);
+    POINT(w->ys, r, R, to + (long)r * H + x0);
     product(&l->down, x0, x1, R, w->xs, w->ys, 1);
+    if (m->ranks > 1) meet(t, id, threads);
     pool_wait(t->pool, threads);
 }
 
@@ -429,9 +447,13 @@ static void step(void *target, int id, int threads) {
     for (int r = r0; r < r1; r++) {
         const Row *at = t->plan.row + t->from + r;
         const Sequence *s = t->plan.sequence + at->sequence;
-        memcpy(t->x + (long)r * m->hidden, m->embedding + (long)s->tokens[t->from + r - s->first] * m->hidden,
-               sizeof(float) * (size_t)m->hidden);
+        const long token = s->tokens[t->from + r - s->first] - m->first_token, bytes = sizeof(float) * m->hidden;
+        float *to = (m->ranks == 1 ? t->x : t->part) + (long)r * m->hidden;
+        if (token >= 0 && token < m->vocab) memcpy(to, m->embedding + token * m->hidden, (size_t)bytes);
+        else memset(to, 0, (size_t)bytes); /* another rank's */
+        if (m->ranks > 1) memset(t->x + (long)r * m->hidden, 0, (size_t)bytes);
     }
+    if (m->ranks > 1) meet(t, id, threads);
     pool_wait(t->pool, threads);
     for (int layer = 0; layer < m->layers; layer++) {
         latents(t, w, layer, id, threads);
@@ -454,13 +476,14 @@ int target_step(Target *t, const Cache *cache, const int32_t *words, int64_t len
     t->cache = cache;
     t->logits = logits;
     t->features = features;
+    t->broken = 0;
     const int tiles = (t->plan.rows + TILE - 1) / TILE;
     for (int i = 0; i < tiles; i++) {
         t->from = (int)((long)t->plan.rows * i / tiles);
         t->to = (int)((long)t->plan.rows * (i + 1) / tiles);
         pool_run(t->pool, step, t, threads);
     }
-    return FINE;
+    return t->broken ? NO_SUM : FINE;
 }
 
 /* Moves n slots in all layers; all sources are read before a target is written. `room`: n * (2 kv_rank + rope). */

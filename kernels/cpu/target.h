@@ -16,12 +16,15 @@ typedef struct {
 
 typedef struct {
     int32_t layers, hidden, vocab, heads, nope, rope, value, q_rank, kv_rank;
-    int32_t width, shared_width, experts, top_k, expert_width, normalise, positions, taps, unused;
+    int32_t width, shared_width, experts, top_k, expert_width, normalise, positions, taps;
+    int32_t ranks; /* that divide the model, each with its heads, widths and vocabulary: the sizes here are this one's */
+    int32_t first_token, tokens; /* of this rank's vocabulary; of all */
     float eps, latent_eps, softmax_scale, routed_scale;
     const int32_t *tapped;     /* [taps] layers */
     const Layer *layer;
     const float *embedding, *norm;
     const float *cos, *sin;    /* [positions][rope / 2] */
+    int (*sum)(float *part, int64_t count); /* makes a part the sum of all ranks'; not 0: it could not. ranks > 1 */
     Matrix head;
 } Model;
 
@@ -33,7 +36,7 @@ typedef struct {
 
 /* What is wrong with a plan: its field, the sequence and the row. */
 enum { FINE, BAD_PLAN, BAD_PREFIX, BAD_ROWS, BAD_TOKEN, BAD_PARENT, BAD_PAGES, BAD_PAGE, BAD_WANT, BAD_POSITION };
-enum { BAD_SLOT = 10, NO_MEMORY };
+enum { BAD_SLOT = 10, NO_MEMORY, NO_SUM };
 typedef struct {
     int32_t code, sequence, row, value;
 } Fault;

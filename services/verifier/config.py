@@ -54,8 +54,8 @@ class VerifierServiceConfig(ComputingConfig):
         metadata={
             "min": 1,
             "max": 64,
-            "help": "ranks that share the model, a process each; above 1 with torch on a CPU. A rank that dies or "
-            "hangs ends the verifier, which comes back with all of them",
+            "help": "ranks that share the model, a process each; above 1 on a CPU, where engine auto is torch. A rank "
+            "that dies or hangs ends the verifier, which comes back with all of them",
         },
     )
     max_sequences: int = field(default=32, metadata={"min": 1, "max": 65536, "help": "sequences in the running batch"})

@@ -12,7 +12,7 @@ import pytest
 from hedgerow.cli.supervisor import Stack, StackConfig
 from hedgerow.client import AsyncClient, Options, Retry
 from tests.polling import soon
-from tests.tiny import TinyTarget, write_tiny
+from tests.tiny import TinyPaths, TinyTarget, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = TinyTarget(expert_width=128, dense_width=256)
@@ -20,13 +20,18 @@ TEXT = "def f(x):\n    return"
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    paths = write_tiny(tmp_path_factory.mktemp("models"), TARGET)
-    settings = {"verifier": {"TENSOR_PARALLEL": "2"}}
-    config = StackConfig(
-        ROOT, paths.target, tmp_path_factory.mktemp("data"), drafter=paths.drafter, budget=8, settings=settings
-    )
-    with Stack(config) as running:
+def models(tmp_path_factory: pytest.TempPathFactory) -> TinyPaths:
+    return write_tiny(tmp_path_factory.mktemp("models"), TARGET)
+
+
+def two_ranks(models: TinyPaths, data: Path, **settings: str) -> Stack:
+    verifier = {"verifier": {"TENSOR_PARALLEL": "2", **settings}}
+    return Stack(StackConfig(ROOT, models.target, data, drafter=models.drafter, budget=8, settings=verifier))
+
+
+@pytest.fixture(scope="module")
+def stack(models: TinyPaths, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with two_ranks(models, tmp_path_factory.mktemp("data")) as running:
         yield running
 
 
@@ -57,6 +62,13 @@ async def test_trees_over_two_ranks_give_the_tokens_of_plain_decoding(stack: Sta
     plain = await tokens(stack, 0, 48)
     assert len(plain) == 48
     assert await tokens(stack, 8, 48) == plain
+
+
+@pytest.mark.timeout(240)
+async def test_compiled_ranks_do_too(models: TinyPaths, tmp_path: Path) -> None:
+    with two_ranks(models, tmp_path, ENGINE="compiled") as compiled:
+        assert any("law=c" in line and "-shards-2" in line for line in compiled.logs("verifier"))
+        assert await tokens(compiled, 8, 48) == await tokens(compiled, 0, 48)
 
 
 @pytest.mark.timeout(240)

@@ -25,11 +25,13 @@ from hedgerow.model.batch import SequenceRows
 from hedgerow.model.interface import Target
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import CheckpointError
+from hedgerow.model.ranked import RankEngine
 from hedgerow.model.selfcheck import check_rows
 from hedgerow.weights.convert import convert
 from kernels.collectives import Ranks
 from tests.engine_rig import oracle, prompt
 from tests.polling import eventually
+from tests.thread_ranks import Together, prompt_and_tree
 from tests.tiny import TinyTarget, write_target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,11 +55,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def group(folder: Path, count: int = 2, layers: Sequence[int] = (1, 2)) -> Iterator[tuple[GroupTarget, list[str]]]:
+def group(
+    folder: Path, count: int = 2, layers: Sequence[int] = (1, 2), engine: RankEngine = "torch"
+) -> Iterator[tuple[GroupTarget, list[str]]]:
     """A group, and why it was lost."""
     lost: list[str] = []
-    made = RankGroup(folder, count, on_lost=lost.append)
-    target = made.load(layers)
+    made = RankGroup(folder, count, on_lost=lost.append, engine=engine, feature_layers=layers)
+    target = made.load()
     try:
         yield target, lost
     finally:
@@ -102,6 +106,16 @@ def test_processes_have_the_bits_of_shards_in_one(folder: Path, count: int) -> N
             count,
         )
         for there, here in zip(step(target), step(one), strict=True):
+            assert torch.equal(there, here)
+        check_rows(target)
+    assert not lost
+
+
+def test_compiled_processes_have_the_bits_of_compiled_ranks_in_one(folder: Path) -> None:
+    one = Together(folder, 2)
+    with group(folder, 2, engine="compiled") as (target, lost):
+        assert target.kernel_law == one.kernel_law
+        for there, here in zip(prompt_and_tree(target), prompt_and_tree(one), strict=True):
             assert torch.equal(there, here)
         check_rows(target)
     assert not lost
@@ -201,7 +215,7 @@ def test_ranks_end_with_the_first(folder: Path) -> None:
         try:
             os.close(read)
             made = RankGroup(folder, 2)
-            made.load(())
+            made.load()
             os.write(write, b"%d" % made.pids[0])
             threading.Event().wait(60)
         finally:
@@ -234,5 +248,5 @@ def test_a_rank_that_cannot_load_is_told_of(folder: Path, tmp_path: Path) -> Non
     made = RankGroup(moved, 2, on_lost=lost.append)
     (moved / "config.json").unlink()
     with pytest.raises(HedgerowError, match=r"config\.json"):
-        made.load(())
+        made.load()
     assert not any(map(alive, made.pids))
