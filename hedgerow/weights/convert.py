@@ -8,6 +8,7 @@ disk and compared before the manifest, the last file, makes the folder a convert
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -25,7 +26,7 @@ from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.manifest import MANIFEST, Manifest, Part, file_sha256, rank_name
 from hedgerow.model.reading import CHUNK, Files, Meter, Watcher
 from hedgerow.model.tensors import COLUMNS, Share
-from hedgerow.weights.journal import JOURNAL, Journal, begun, plan_of
+from hedgerow.weights.journal import JOURNAL, LOCK, Journal, begun, plan_of
 from hedgerow.weights.order import ORDER, Piece, parts
 from hedgerow.weights.vocabulary import copy_files
 from hedgerow.weights.writing import Shape, header
@@ -241,13 +242,17 @@ def verify(folder: Path, watcher: Watcher | None = None) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One conversion a folder. Raises Unavailable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    """One conversion a folder. A file of its own: NFS locks none that is open for reading. Raises Unavailable."""
+    path = folder / LOCK
+    with path.open("w") as file:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Unavailable(str(folder), "another conversion is writing it") from None
-        yield
-    finally:
-        os.close(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # then there are no locks, and nothing to wait for
+                raise
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from hedgerow.model.folder import weight_files
 from hedgerow.model.manifest import MANIFEST, Manifest, SourceFile, sources, write_whole
 
 JOURNAL = "hedgerow-convert.json"
+LOCK = "hedgerow-convert.lock"
 
 
 class Plan(NamedTuple):
@@ -56,7 +57,7 @@ def begun(folder: Path, plan: Plan) -> Journal | Manifest:
             raise InvalidRequest("TARGET", str(folder), limit)
         return finished
     if not (folder / JOURNAL).exists():
-        if any(folder.iterdir()):
+        if any(path.name != LOCK for path in folder.iterdir()):
             raise InvalidRequest("TARGET", str(folder), f"a new or empty folder, or one with {MANIFEST} or {JOURNAL}")
         return Journal(plan, "", ())
     f = Fields.read(folder / JOURNAL)

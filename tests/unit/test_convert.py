@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -28,7 +29,7 @@ from hedgerow.model.tensors import Share, tensors
 from hedgerow.weights import convert as conversion
 from hedgerow.weights.__main__ import main
 from hedgerow.weights.convert import convert, verify
-from hedgerow.weights.journal import JOURNAL
+from hedgerow.weights.journal import JOURNAL, LOCK
 from hedgerow.weights.published import MINI, MINI_FP8, Member, Sizes
 from hedgerow.weights.rehearse import write
 from kernels.collectives import Ranks
@@ -190,6 +191,7 @@ def test_other_ranks_other_files_and_foreign_folders_are_refused(source: Path, t
     (tmp_path / "mine" / "notes").write_text("x")
     with pytest.raises(InvalidRequest, match="a new or empty folder"):
         convert(source, tmp_path / "mine", 2, quiet)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
     with pytest.raises(CheckpointError, match="rows that 16 ranks can share"):
         convert(source, tmp_path / "sixteen", 16, quiet)
     assert not (tmp_path / "sixteen").exists()
@@ -303,6 +305,18 @@ def test_two_at_once_are_one_too_many(source: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "out", 2, quiet)
 
 
+def test_a_file_system_without_locks_is_written_to_all_the_same(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(conversion.fcntl, "flock", none)
+    convert(source, tmp_path / "out", 2, quiet)
+    verify(tmp_path / "out")
+    assert not (tmp_path / "out" / LOCK).exists()
+
+
 def test_too_small_a_disk_is_refused_before_anything_is_written(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +325,8 @@ def test_too_small_a_disk_is_refused_before_anything_is_written(
     with pytest.raises(InvalidRequest, match="a disk with"):
         convert(source, tmp_path / "out", 2, quiet)
     assert list((tmp_path / "out").iterdir()) == []
+    monkeypatch.undo()
+    convert(source, tmp_path / "out", 2, quiet)
 
 
 def test_a_ranks_file_is_read_from_its_first_byte_to_its_last(
