@@ -195,7 +195,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         for commit in request.committed:
             loaded.engine.committed(commit.session_id, commit.epoch, commit.attempt, commit.offset)
         refused = [self._cancel(loaded, cancel) for cancel in request.cancel]
-        refused += [self._start(loaded, stream, start) for start in request.start]
+        if not stream.closed:  # else they would run for nobody, and nobody would end them
+            refused += [self._start(loaded, stream, start) for start in request.start]
         if updates := [update for update in refused if update is not None]:
             stream.send(Outgoing(0, updates))
 

@@ -35,6 +35,7 @@ class GatewayStream:
         self._queue: deque[Outgoing] = deque()
         self._changed, self._taken = asyncio.Event(), asyncio.Event()
         self._ended = False
+        self.closed = False  # its call is over
         self._error: HedgerowError | None = None
 
     def __len__(self) -> int:
@@ -65,7 +66,8 @@ class GatewayStream:
         self._changed.set()
 
     def clear(self) -> None:
-        """Drops what is queued: nobody reads it any more."""
+        """Drops what is queued: its call is over, and nobody reads it any more."""
+        self.closed = True
         self._queue.clear()
         self._taken.set()
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import grpc.aio
 import pytest
@@ -19,7 +20,7 @@ from hedgerow.errors import Internal
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.cache import LatentCache
 from hedgerow.model.k2 import K2Model
-from hedgerow.v1 import common_pb2
+from hedgerow.v1 import common_pb2, verifier_pb2
 from services.verifier.convert import description
 from services.verifier.loop import StepLoop
 from services.verifier.servicer import Loaded, VerifierServicer
@@ -187,3 +188,30 @@ async def test_the_load_is_told_while_a_step_hangs_and_its_steps_stand_still(
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await server.stop(0)
+
+
+async def test_a_start_that_is_read_when_its_call_is_over_runs_for_nobody(
+    engine: VerifierEngine, model: FailingModel
+) -> None:
+    """A gateway that dies may leave a message behind that is read last; it was never let go, for ever."""
+    servicer = VerifierServicer(outgoing_limit=100, orphan_seconds=0.0)
+    servicer.loaded = Loaded(description("x", model, engine, b"i" * 16, {}), engine, lambda: None, lambda: None, 8)
+    messages = asyncio.Queue[verifier_pb2.AttachRequest]()
+    reads = 0
+
+    async def requests() -> AsyncIterator[verifier_pb2.AttachRequest]:
+        nonlocal reads
+        while True:
+            reads += 1
+            yield await messages.get()
+
+    call = servicer.Attach(requests(), cast(Any, None))
+    messages.put_nowait(verifier_pb2.AttachRequest(gateway=b"g" * 16))
+    assert (await anext(call)).incarnation == b"i" * 16
+    await soon(lambda: reads == 2)
+    await call.aclose()  # type: ignore[attr-defined]
+    sampling = common_pb2.SamplingParams(max_tokens=5)
+    late = verifier_pb2.StartSequence(session_id="s", epoch=1, attempt=1, prompt=PROMPT, sampling=sampling)
+    messages.put_nowait(verifier_pb2.AttachRequest(start=[late]))
+    await soon(lambda: reads == 3)
+    assert engine.load().held_sequences == 0
