@@ -77,6 +77,8 @@ class Resuming:
 
         Raises NotFound, LostSuffix, InvalidRequest, Overloaded, Unavailable.
         """
+        if here := self._table.sessions.get(session_id):
+            allow(here.record)  # before anything is said of it
         session = self.running(session_id)
         if session is None:
             stored = await self._stored(session_id, at)

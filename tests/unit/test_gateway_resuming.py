@@ -241,13 +241,16 @@ async def test_an_offset_that_no_run_of_the_session_could_reach_is_refused(store
     assert b.view.acquired == 0
 
 
-@pytest.mark.parametrize("where", ["ended", "elsewhere", "nobody", "here"])
+@pytest.mark.parametrize("where", ["ended", "elsewhere", "nobody", "here", "being paused here"])
 async def test_another_tenants_session_is_unknown_wherever_it_is(store: SharedStore, b: Side, where: str) -> None:
     new = dataclasses.replace(record(), tenant="t")
     kept = store.put(new, A, LAW[:5], **({"finish": LENGTH} if where == "ended" else {}))
     store.alive.update([A] if where == "elsewhere" else [])
-    if where == "here":
-        await b.find(tenant="t")
+    if where.endswith("here"):
+        session = await b.find(tenant="t")
+        if where == "being paused here":
+            b.bench.step(update(session, [LAW[5]]))
+            b.table.pause(session)
     before = kept.state
     for tenant in ("", "u"):
         with pytest.raises(SessionUnknown):
