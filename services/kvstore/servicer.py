@@ -122,8 +122,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     ) -> pb.KvStoreServiceGetSessionResponse:
         """A session at one moment."""
         chunks = 0 if request.state_only else ALL_CHUNKS
-        start = convert.offset("from_offset", request.from_offset)
-        session = await self.store.read(convert.session_id(request.session_id), start, chunks=chunks, record=True)
+        session_id, start = convert.session_id(request.session_id), convert.offset("from_offset", request.from_offset)
+        durable = chunks > 0 and start < convert.MOST_OFFSET  # else no token is told
+        session = await self.store.read(session_id, start, chunks=chunks, record=True, durable=durable)
         return convert.session_response(session, state_only=request.state_only)
 
     async def Tail(self, request: pb.TailRequest, context: Context) -> AsyncIterator[pb.TailResponse]:

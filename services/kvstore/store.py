@@ -169,10 +169,17 @@ class Store:
         await self.owners.forget(owner, ended)
         return [session_id for session_id in states if session_id not in ended]
 
-    async def read(self, session_id: str, from_offset: int, *, chunks: int, record: bool = False) -> Session:
-        """A session at one moment, with at most `chunks` chunks from `from_offset` on."""
+    async def read(
+        self, session_id: str, from_offset: int, *, chunks: int, record: bool = False, durable: bool = False
+    ) -> Session:
+        """A session at one moment, with at most `chunks` chunks from `from_offset` on.
+
+        `durable`: as many replicas as configured have what is told, or it is Unavailable. Whoever gives tokens to a
+        client asks so: an append that too few replicas have is there to be read, and may yet be lost.
+        """
         limits = (b"%d" % from_offset, b"%d" % chunks, b"%d" % record)
-        (reply,) = await self.runner.call_all([Call(self._read, session_keys(session_id), limits)])
+        call = Call(self._read, session_keys(session_id), limits)
+        (reply,) = await self.runner.call_all([call], durable=durable)
         packed, stored, *raw = sound(reply)
         answer = codec.unpack_answer(packed)
         if answer.status != Status.OK:

@@ -48,7 +48,7 @@ class Followers:
         is deleted meanwhile, and Unavailable where Redis is away or this process drains.
         """
         while True:
-            known = await self.store.read(session_id, offset, chunks=MOST_CHUNKS)
+            known = await self.store.read(session_id, offset, chunks=MOST_CHUNKS, durable=True)
             parts = bounded(known.chunks)
             state, chunk = known.state, _joined(parts, offset)
             if offset < state.length and not chunk.tokens:

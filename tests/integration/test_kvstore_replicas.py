@@ -100,6 +100,28 @@ async def test_other_changes_wait_too_and_may_be_repeated(pair: list[EmbeddedRed
         assert (created.created, created.lease.epoch) == (True, 1)
 
 
+async def test_tokens_that_no_replica_has_are_told_to_nobody(pair: list[EmbeddedRedis], service: Service) -> None:
+    """Another gateway follows the log, or reads it for a client that comes back."""
+    async with gateway_on(service.port) as gateway:
+        session = await gateway.create(Session())
+        assert (await gateway.status(session.entry(LOG, 0, 3)))[0] == "OK"
+        following = gateway.stub.Tail(pb.TailRequest(session_id=session.session_id))
+        assert list((await following.read()).tokens) == LOG[:3]
+        with paused(pair[1]):
+            assert (await gateway.status(session.entry(LOG, 3, 5)))[0] == "UNAVAILABLE"
+            assert isinstance(await error_of(following.read()), Unavailable)
+            assert isinstance(await error_of(gateway.get(session)), Unavailable)
+            for nothing in ({"state_only": True}, {"from_offset": 2**31 - 1}):  # asked by who wants to know whose it is
+                request = pb.KvStoreServiceGetSessionRequest(session_id=session.session_id, **nothing)
+                assert (await gateway.stub.GetSession(request)).state.owner == session.owner
+        again = await soon_it_is(
+            pb.TailResponse,
+            lambda: gateway.stub.Tail(pb.TailRequest(session_id=session.session_id, from_offset=3)).read(),
+        )
+        assert list(again.tokens) == LOG[3:5]
+        assert list((await gateway.get(session)).tokens) == LOG[:5]
+
+
 async def test_waiting_costs_no_further_round_trip(pair: list[EmbeddedRedis], service: Service) -> None:
     async with gateway_on(service.port) as gateway:
         sessions = [await gateway.create(Session()) for _ in range(32)]
