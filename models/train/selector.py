@@ -11,7 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+SMOOTH = 20.0  # tokens that are thought to have come before, with the corpus's own shares
+LEAST = -3.0  # what follows nowhere need not be told from what nearly never does
+START = 0.6  # of the lifts: the marginals know a part of them
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,34 @@ class Selector(nn.Module):
         self.successor_codebook = nn.Parameter(torch.zeros(vocab, shape.rank))
         self.hidden_projection = nn.Parameter(torch.randn(shape.rank, hidden) * hidden**-0.5)
 
+    @torch.no_grad()
+    def start_from(self, stream: Tensor, mean_hidden: Tensor) -> None:
+        """Begins with which token follows which in a corpus: A B^T is log p(b | a) / p(b), in the rank that there is.
+
+        W h must then be about 1: every row of W is the direction in which hidden states are alike.
+        """
+        vocab, rank = self.predecessor_codebook.shape
+        left, right = lifts(stream, vocab, rank)
+        self.predecessor_codebook.copy_(left)
+        self.successor_codebook.copy_(START * right)
+        self.hidden_projection.copy_((mean_hidden / mean_hidden.square().sum()).expand(rank, -1))
+
     def added(self, hidden: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
         """hidden `[N, H]`, the tokens before `[N]`, candidates `[N, K]` -> what is added to U, `[N, K]`."""
-        state = self.predecessor_codebook[before] * (hidden @ self.hidden_projection.T)
-        return torch.bmm(self.successor_codebook[tokens], state[:, :, None])[..., 0]
+        state = F.embedding(before, self.predecessor_codebook) * (hidden @ self.hidden_projection.T)
+        return torch.bmm(F.embedding(tokens, self.successor_codebook), state[:, :, None])[..., 0]
+
+
+def lifts(stream: Tensor, vocab: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Factors [vocab, rank] of log p(b | a) / p(b), smoothed; frequent tokens count more in what is left out."""
+    ids = stream.long()
+    counts = torch.bincount(ids[:-1] * vocab + ids[1:], minlength=vocab * vocab).view(vocab, vocab).float()
+    before, share = counts.sum(1, keepdim=True), (counts.sum(0) + 1) / (counts.sum() + vocab)
+    lift = ((counts + SMOOTH * share) / (before + SMOOTH) / share).log().clamp_min(LEAST)
+    weights = (before[:, 0] + 1).sqrt(), share.sqrt()
+    torch.manual_seed(0)
+    u, s, v = torch.svd_lowrank(weights[0][:, None] * lift * weights[1], q=rank, niter=4)
+    return u * s.sqrt() / weights[0][:, None], v * s.sqrt() / weights[1][:, None]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
-"""Train a candidate selector on top of a drafter, which stays as it is: the target teaches it on corpus text.
+"""Make a candidate selector for a drafter, which stays as it is.
 
-    python -m models.train.train_selector --target models/sapling --drafter models/sapling-dflash --out OUT
+    python -m models.train.train_selector --ranks 64 --passes 0 --seconds 60 --out OUT    # what is bundled
 
-At every position of a block the selector must say how likely each candidate is after the token before it. The target
-says that itself, at every position of any text: one pass over a window of the corpus gives its probabilities after the
-text's own tokens, so no text has to be written. Writes OUT/RANK/selector, a folder that belongs beside the drafter's
-weights, for each of `--ranks`, and what each does on windows that it was not trained on.
+It begins with which token follows which in the corpus: counted, and factored to its rank. With `--passes` the target
+goes on to teach it: at every position of a block the selector must say how likely each candidate is after the token
+before it, and one pass of the target over a window of text says the same after the text's own tokens, so that none has
+to be written. Writes OUT/RANK/selector, a folder that belongs beside the drafter's weights, for each of `--ranks`, and
+what each does on windows that it was not trained on.
 """
 
 from __future__ import annotations
@@ -33,17 +34,16 @@ LEFT_OUT = 16  # one batch of windows in so many is not trained on
 class Plan:
     """Windows of text, anchors in each, and how the selector is fitted to what they give."""
 
-    windows: int = 4
+    windows: int = 2
     length: int = 320
     first: int = 32  # anchor, at the least
-    anchors: int = 128
-    passes: int = 6
+    anchors: int = 256
     batch: int = 4096
     rate: float = 4e-3
     decay: float = 0.02
 
 
-TINY_PLAN = Plan(windows=1, length=64, first=8, anchors=8, passes=1, batch=64)
+TINY_PLAN = Plan(windows=1, length=64, first=8, anchors=8, batch=64)
 
 
 @torch.inference_mode()
@@ -79,15 +79,15 @@ def gather(target: Target, drafter: Drafter, stream: Tensor, plan: Plan, seconds
     return found
 
 
-def fit(selector: Selector, trained: Places, plan: Plan) -> None:
-    """`passes` over all places, cosine rate."""
+def fit(selector: Selector, trained: Places, plan: Plan, passes: int) -> None:
+    """Over all places, cosine rate. Few places are soon learnt by heart: see `judged`."""
     adam = torch.optim.AdamW(selector.parameters(), lr=plan.rate, betas=(0.9, 0.98), weight_decay=plan.decay)
-    steps = plan.passes * -(-len(trained) // plan.batch)
+    steps = passes * -(-len(trained) // plan.batch)
     warm = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         adam, lambda n: min(1.0, (n + 1) / warm) * (1 + math.cos(math.pi * min(n / steps, 1.0))) / 2
     )
-    for number in range(plan.passes):
+    for number in range(passes):
         order = torch.randperm(len(trained), device=trained.before.device)
         for i in range(0, len(order), plan.batch):
             loss, _ = divergence(selector, trained[order[i : i + plan.batch]])
@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--ranks", type=int, nargs="+", default=[SelectorShape().rank])
     parser.add_argument("--seconds", type=float, default=600, help="of passes over text")
+    parser.add_argument("--passes", type=int, default=1, help="over the places; 0: as the corpus's pairs say")
     parser.add_argument("--seed", type=int, default=40)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true", help="short windows, to see that it runs")
@@ -142,7 +143,10 @@ def main() -> None:
     torch.manual_seed(args.seed)
     for rank in args.ranks:
         selector = Selector(drafter.s.vocab, drafter.s.hidden, SelectorShape(rank)).to(args.device)
-        fit(selector, trained, plan)
+        selector.start_from(stream, trained.hidden.float().mean(0))
+        figures[f"rank_{rank}_start"] = judged(selector, left_out)
+        if args.passes:
+            fit(selector, trained, plan, args.passes)
         write_selector(selector, args.out)
         figures[f"rank_{rank}"] = judged(selector, left_out)
         write_json(args.out / "train_selector.json", figures)
