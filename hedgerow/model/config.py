@@ -13,6 +13,9 @@ from pathlib import Path
 from hedgerow.model.fields import Fields
 from hedgerow.model.quantization import scheme
 
+# Every tensor of every layer and expert is looked for, by name: more than this is a mistake, and would take for ever.
+MOST_LAYERS, MOST_EXPERTS = 1000, 4096
+
 
 @dataclass(frozen=True)
 class Yarn:
@@ -52,8 +55,8 @@ class Rope:
         """Reads `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
         inner = fields.inner("rope_parameters") or fields.inner("rope_scaling")
         if inner is None:
-            return cls(fields.get("rope_theta", float), None)
-        theta = (inner if "rope_theta" in inner.values else fields).get("rope_theta", float)
+            return cls(fields.above(1, "rope_theta"), None)
+        theta = (inner if "rope_theta" in inner.values else fields).above(1, "rope_theta")
         key = "rope_type" if "rope_type" in inner.values else "type"
         kind = inner.get(key, str)
         if kind == "default":
@@ -64,9 +67,9 @@ class Rope:
         return cls(
             theta,
             Yarn(
-                factor=inner.get("factor", float),
-                beta_fast=inner.get("beta_fast", float, 32.0),
-                beta_slow=inner.get("beta_slow", float, 1.0),
+                factor=inner.above(0, "factor"),
+                beta_fast=inner.above(0, "beta_fast", 32.0),
+                beta_slow=inner.above(0, "beta_slow", 1.0),
                 original=inner.size("original_max_position_embeddings"),
                 mscale=inner.get("mscale", float, 0.0),
                 mscale_all_dim=inner.get("mscale_all_dim", float, 0.0),
@@ -113,11 +116,11 @@ class K2Config:
         config = cls(
             vocab_size=f.size("vocab_size"),
             hidden_size=f.size("hidden_size"),
-            num_hidden_layers=f.size("num_hidden_layers"),
+            num_hidden_layers=f.size("num_hidden_layers", most=MOST_LAYERS),
             first_k_dense_replace=f.get("first_k_dense_replace", int),
             intermediate_size=f.size("intermediate_size"),
             moe_intermediate_size=f.size("moe_intermediate_size"),
-            n_routed_experts=f.size("n_routed_experts"),
+            n_routed_experts=f.size("n_routed_experts", most=MOST_EXPERTS),
             n_shared_experts=f.size("n_shared_experts"),
             num_experts_per_tok=f.size("num_experts_per_tok"),
             norm_topk_prob=f.get("norm_topk_prob", bool),
@@ -128,13 +131,15 @@ class K2Config:
             qk_nope_head_dim=f.size("qk_nope_head_dim"),
             qk_rope_head_dim=f.size("qk_rope_head_dim"),
             v_head_dim=f.size("v_head_dim"),
-            rms_norm_eps=f.get("rms_norm_eps", float),
+            rms_norm_eps=f.above(0, "rms_norm_eps"),
             max_position_embeddings=f.size("max_position_embeddings"),
             rope=Rope.from_fields(f),
             eos_token_ids=end_tokens(folder, top, f),
             int4_experts=stored == "int4",
             fp8=stored == "fp8",
         )
+        if config.first_k_dense_replace < 0:
+            raise f.fail("first_k_dense_replace", "must be at least 0")
         if config.num_experts_per_tok > config.n_routed_experts:
             raise f.fail("num_experts_per_tok", f"at most n_routed_experts, {config.n_routed_experts}")
         if config.qk_rope_head_dim % 2:

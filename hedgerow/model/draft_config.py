@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hedgerow.model.config import Rope
+from hedgerow.model.config import MOST_LAYERS, Rope
 from hedgerow.model.fields import Fields
 
+ARCHITECTURES = ["DFlashDraftModel"], ["DFlash2DraftModel"]  # the first kind and the second
 MOST_PAIRED = 31  # of a selector's candidates; a rank then has five bits
 
 
@@ -66,10 +67,10 @@ class DraftConfig:
         ):
             f.must_be(name, neutral, neutral)
             inner.must_be(name, neutral, neutral)
-        if f.values.get("architectures") not in (["DFlashDraftModel"], ["DFlash2DraftModel"]):
+        if f.values.get("architectures") not in ARCHITECTURES:
             raise f.fail("architectures", "only ['DFlashDraftModel'] and ['DFlash2DraftModel'] are supported")
         where = inner if inner.values.get("block_size") is not None else f
-        layers, heads = f.size("num_hidden_layers"), f.size("num_attention_heads")
+        layers, heads = f.size("num_hidden_layers", most=MOST_LAYERS), f.size("num_attention_heads")
         windows, causal = layer_masks(f, inner, layers)
         config = cls(
             hidden_size=f.size("hidden_size"),
@@ -78,7 +79,7 @@ class DraftConfig:
             num_key_value_heads=f.size("num_key_value_heads"),
             head_dim=f.size("head_dim", max(1, f.size("hidden_size") // heads)),
             intermediate_size=f.size("intermediate_size"),
-            rms_norm_eps=f.get("rms_norm_eps", float),
+            rms_norm_eps=f.above(0, "rms_norm_eps"),
             max_position_embeddings=f.size("max_position_embeddings"),
             vocab_size=f.size("vocab_size"),
             rope=Rope.from_fields(f),

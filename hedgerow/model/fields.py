@@ -66,18 +66,30 @@ class Fields:
         if value is None and default is not None:
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return kind(value)
+            try:
+                return kind(value)
+            except OverflowError:
+                raise self.fail(name, "must be finite") from None
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise self.fail(name, f"must be {kind.__name__}")
         if isinstance(value, float) and not math.isfinite(value):
             raise self.fail(name, "must be finite")
         return value
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
+    def size(self, name: str, default: int | None = None, most: int | None = None) -> int:
+        """A positive integer, at most `most`."""
         value = self.get(name, int, default)
         if value < 1:
             raise self.fail(name, "must be at least 1")
+        if most is not None and value > most:
+            raise self.fail(name, f"must be at most {most}")
+        return value
+
+    def above(self, least: float, name: str, default: float | None = None) -> float:
+        """A number greater than `least`."""
+        value = self.get(name, float, default)
+        if value <= least:
+            raise self.fail(name, f"must be greater than {least:g}")
         return value
 
     def inner(self, name: str) -> Fields | None:

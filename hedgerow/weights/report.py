@@ -15,7 +15,7 @@ import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.config import K2Config
-from hedgerow.model.draft_config import DraftConfig
+from hedgerow.model.draft_config import ARCHITECTURES, DraftConfig
 from hedgerow.model.fields import Fields
 from hedgerow.model.folder import Stored, divides, faults, parameters, stored
 from hedgerow.model.headers import CheckpointError
@@ -85,7 +85,7 @@ def inspect(folder: Path, ranks: int | None = None) -> Report:
     report = Report(str(folder))
     try:
         top = Fields.read(folder / "config.json")
-        if top.values.get("architectures") == ["DFlashDraftModel"]:
+        if top.values.get("architectures") in ARCHITECTURES:
             drafter(folder, report)
         else:
             target(folder, report, ranks)
@@ -193,7 +193,7 @@ def drafter(folder: Path, report: Report) -> None:
     """A DFlash folder; what its tensors must be depends on the target, and is compared when both are loaded."""
     c = DraftConfig.from_folder(folder)
     found = stored(folder, complain=report.add)
-    report.kind = "a DFlash drafter"
+    report.kind = "a DFlash drafter" if c.convolution is None else "a DFlash 2 drafter"
     size = sum(entry.bytes for entry in found.entries.values())
     windows = sum(window is not None for window in c.windows)
     report.told = {

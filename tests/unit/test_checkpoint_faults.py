@@ -208,10 +208,26 @@ def test_an_unsupported_quantisation_is_named(paths: TinyPaths, field: str, valu
         ("rms_norm_eps", float("nan"), "must be finite"),
         ("num_experts_per_tok", 9, "at most n_routed_experts, 8"),
         ("norm_topk_prob", 1, "must be bool"),
+        ("routed_scaling_factor", 10**400, "must be finite"),
+        ("rms_norm_eps", -1e-5, "must be greater than 0"),
+        ("rope_theta", 0.0, "must be greater than 1"),
+        ("rope_scaling.factor", 0.0, "must be greater than 0"),
+        ("rope_scaling.beta_fast", 0.0, "must be greater than 0"),
+        ("rope_scaling.beta_slow", -3.0, "must be greater than 0"),
+        ("first_k_dense_replace", -1, "must be at least 0"),
+        ("num_hidden_layers", 10**9, "must be at most 1000"),
+        ("n_routed_experts", 10**9, "must be at most 4096"),
     ],
 )
 def test_a_bad_field_of_the_target_is_named(paths: TinyPaths, field: str, value: object, limit: str) -> None:
-    change_config(paths.target, lambda config: config["text_config"].update({field: value}))
+    def change(config: dict[str, Any]) -> None:
+        *path, last = field.split(".")
+        inside = config["text_config"]
+        for name in path:
+            inside = inside[name]
+        inside[last] = value
+
+    change_config(paths.target, change)
     with pytest.raises(ConfigError) as error:
         K2Config.from_folder(paths.target)
     assert (error.value.name, error.value.limit) == (f"text_config.{field}", limit)

@@ -149,6 +149,18 @@ def test_a_drafter_is_one(tmp_path: Path) -> None:
     assert report.fault_count == 0
 
 
+def test_a_drafter_of_the_second_kind_is_one_too(tmp_path: Path) -> None:
+    """It was taken for a target, and its missing router complained of."""
+    folder = write_tiny(tmp_path).drafter
+    given = json.loads((folder / "config.json").read_text()) | {"architectures": ["DFlash2DraftModel"]}
+    given["dflash_config"] |= {
+        "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 16,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(given))
+    report = inspect(folder)
+    assert (report.kind, report.fault_count) == ("a DFlash 2 drafter", 0)
+
+
 def test_other_folders_are_told_from_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tmp_path)]) == 1
     assert "nothing that can be served" in capsys.readouterr().out
