@@ -70,14 +70,29 @@ def check_drafter(folder: Path) -> None:
 
 
 def feature_layers(drafter: Path) -> list[int]:
-    """The target's layers that a DFlash checkpoint reads; with them the verifier need not wait for the drafter."""
+    """The target's layers that a DFlash checkpoint reads; with them the verifier need not wait for the drafter.
+
+    Where they are not named, they follow from the target's depth by the package `dflash`'s own rule.
+    """
     path = drafter / "config.json"
     try:
-        return [int(layer) for layer in json.loads(path.read_bytes())["dflash_config"]["target_layer_ids"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InvalidRequest(
-            "drafter", str(path), "a DFlash config.json with dflash_config.target_layer_ids"
-        ) from error
+        top = json.loads(path.read_bytes())
+        inner = top.get("dflash_config") or {}
+        ids = inner.get("target_layer_ids") or top.get("target_layer_ids")
+        if not ids:
+            depth = int(inner.get("num_target_layers") or top["num_target_layers"])
+            return default_layers(depth, int(top["num_hidden_layers"]))
+        return [int(layer) for layer in (ids if isinstance(ids, list) else [ids])]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        limit = "a DFlash config.json with dflash_config.target_layer_ids, or with num_target_layers"
+        raise InvalidRequest("drafter", str(path), limit) from error
+
+
+def default_layers(depth: int, layers: int) -> list[int]:
+    """Of a target of `depth` layers, for a drafter of `layers`."""
+    if layers == 1:
+        return [depth // 2]
+    return [round(1 + i * (depth - 4) / (layers - 1)) for i in range(layers)]
 
 
 def _check_checkpoint(option: str, folder: Path) -> None:
@@ -98,7 +113,9 @@ def _check_checkpoint(option: str, folder: Path) -> None:
             raise refuse(f"{name} cannot be read: {error}") from error
         if not isinstance(read, dict):
             raise refuse(f"{name} holds no JSON object")
-        names = dict(read.get("weight_map") or {})
+        names = read.get("weight_map") or {}
+        if not isinstance(names, dict):
+            raise refuse(f"weight_map of {name} is no JSON object")
         for shard in sorted({str(shard) for name, shard in names.items() if not name.startswith(IMAGES)}):
             if not (folder / shard).is_file():
                 raise refuse(f"{shard} is missing there, and {name} names it")

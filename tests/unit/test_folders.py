@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.cli.folders import check_drafter, check_target, make_data_folder, secret
+from hedgerow.cli.folders import check_drafter, check_target, feature_layers, make_data_folder, secret
 from hedgerow.errors import InvalidRequest
+from hedgerow.model.draft_config import DraftConfig
 from tests.stack import Models
 
 
@@ -57,6 +58,29 @@ def test_a_file_that_is_no_json_object_is_named(checkpoint: Path, name: str, tex
     (checkpoint / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(InvalidRequest, match=f"--model: .*{name} (cannot be read|holds no JSON object)"):
         check_target(checkpoint)
+
+
+@pytest.mark.parametrize("weight_map", ["abc", [1], 7])
+def test_a_map_that_is_none_is_named(checkpoint: Path, weight_map: object) -> None:
+    """It was a traceback of ValueError or TypeError."""
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(InvalidRequest, match=r"weight_map of model\.safetensors\.index\.json is no JSON object"):
+        check_target(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"target_layer_ids": None, "num_target_layers": 61}, {"target_layer_ids": None, "num_target_layers": 36}],
+)
+@pytest.mark.parametrize("layers", [1, 2, 6])
+def test_feature_layers_are_those_of_the_drafters_process(
+    tiny: Models, tmp_path: Path, changed: dict[str, object], layers: int
+) -> None:
+    """A drafter that does not name them was refused, although the drafter's process serves it."""
+    config = json.loads((tiny.drafter / "config.json").read_text()) | {"num_hidden_layers": layers, "layer_types": None}
+    config["dflash_config"] |= changed
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert feature_layers(tmp_path) == list(DraftConfig.from_folder(tmp_path).target_layer_ids)
 
 
 def test_a_checkpoint_without_weights_says_so(checkpoint: Path) -> None:
