@@ -8,9 +8,11 @@ part of their shapes. The order "rows-1" lays what an engine multiplies together
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +102,7 @@ def parts(f: Fields) -> tuple[tuple[Part, ...], ...]:
     files: Any = f.values.get("files")
     try:
         found = tuple(tuple(Part(int(a), int(b), str(c)) for a, b, c in file) for file in files)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise f.fail("files", "lists of [start, end, sha256]") from None
     for file in found:
         if [part.start for part in file] != [0, *(part.end for part in file[:-1])] and file:
@@ -112,7 +114,7 @@ def sources(f: Fields) -> tuple[SourceFile, ...]:
     """The files under `source`. Raises ConfigError."""
     try:
         return tuple(SourceFile(str(name), int(size), int(time)) for name, size, time in f.values["source"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise f.fail("source", "a list of [name, bytes, mtime_ns]") from None
 
 
@@ -123,10 +125,20 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """What the system says of writing, a full disk above all, does not name the file: now it does."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_whole(path: Path, text: str) -> None:
     """Aside, to the disk, and renamed: a reader sees the old file or the new one."""
     aside = path.with_name(path.name + ".new")
-    with aside.open("w", encoding="utf-8") as file:
+    with named(aside), aside.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -23,7 +23,7 @@ from hedgerow.errors import InvalidRequest, Unavailable
 from hedgerow.model.config import K2Config
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
-from hedgerow.model.manifest import MANIFEST, Manifest, Part, file_sha256, rank_name
+from hedgerow.model.manifest import MANIFEST, Manifest, Part, file_sha256, named, rank_name
 from hedgerow.model.reading import CHUNK, Files, Meter, Watcher
 from hedgerow.model.tensors import COLUMNS, Share
 from hedgerow.weights.journal import JOURNAL, LOCK, Journal, begun, plan_of
@@ -135,17 +135,20 @@ class Out:
         return self
 
     def __exit__(self, *about: object) -> None:
-        self._file.close()
+        with named(self._path):
+            self._file.close()
 
     def write(self, bytes_: memoryview | bytes) -> None:
-        self._file.write(bytes_)
+        with named(self._path):
+            self._file.write(bytes_)
         self._sum.update(bytes_)
         self._meter.add(len(bytes_))
 
     def kept(self, end: int) -> str:
         """The part's checksum, once all of it is on the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with named(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
         assert self._file.tell() == end, f"{self._path}: {self._file.tell()} bytes, {end} expected"
         done, self._sum = self._sum.hexdigest(), hashlib.sha256()
         return done

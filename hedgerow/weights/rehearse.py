@@ -9,6 +9,7 @@ them. A command rather than a script of models/: images have no checkout, and a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -103,16 +104,14 @@ def write(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidRequest("FOLDER", str(folder), "a new or an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", config(member, s))
-    first = s.vocab - 256
-    stop = [first + 2, first + 1] if TRAITS[member].nested else first + 2
-    write_json(folder / "generation_config.json", {"eos_token_id": stop, "max_length": TRAITS[member].positions})
-    write_vocabulary(folder, s.vocab, tokenizer, thinks=not TRAITS[member].fp8)
-    shards = list(in_shards(K2Config.from_folder(folder), member, s))
-    total = sum(shape.bytes for shard in shards for _, shape in shard)
-    free = shutil.disk_usage(folder).free
-    if total > free:
-        raise InvalidRequest("FOLDER", f"{free / 1e9:.1f} GB free", f"a disk with {total / 1e9:.1f} GB for the weights")
+    with nothing_left(folder):
+        write_small_files(folder, member, s, tokenizer)
+        shards = list(in_shards(K2Config.from_folder(folder), member, s))
+        total = sum(shape.bytes for shard in shards for _, shape in shard)
+        free = shutil.disk_usage(folder).free
+        if total > free:
+            limit = f"a disk with {total / 1e9:.1f} GB for the weights"
+            raise InvalidRequest("FOLDER", f"{free / 1e9:.1f} GB free", limit)
     pool, weight_map = Pool(s, seed, short_scales), dict[str, str]()
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):06d}.safetensors"
@@ -121,6 +120,26 @@ def write(
         write_file(folder / name, shapes, pieces)
         weight_map |= dict.fromkeys((shape.name for shape in shapes), name)
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def write_small_files(folder: Path, member: Member, s: Sizes, tokenizer: Path | None) -> None:
+    """Configuration and vocabulary."""
+    write_json(folder / "config.json", config(member, s))
+    first = s.vocab - 256
+    stop = [first + 2, first + 1] if TRAITS[member].nested else first + 2
+    write_json(folder / "generation_config.json", {"eos_token_id": stop, "max_length": TRAITS[member].positions})
+    write_vocabulary(folder, s.vocab, tokenizer, thinks=not TRAITS[member].fp8)
+
+
+@contextlib.contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """After a refusal the folder is as empty as it was, so that the same command may be asked again."""
+    try:
+        yield
+    except (InvalidRequest, OSError):
+        for path in folder.iterdir():
+            path.unlink()
+        raise
 
 
 def in_shards(c: K2Config, member: Member, s: Sizes) -> Iterator[list[tuple[Wanted, Shape]]]:

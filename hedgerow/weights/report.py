@@ -67,7 +67,7 @@ class Report:
         if len(self.faults) < MOST:
             file = str(getattr(error, "file", self.folder))
             what = str(getattr(error, "tensor", getattr(error, "name", "")))
-            self.faults.append(Fault(file, what, repr(error.value), error.limit))
+            self.faults.append(Fault(file, what, error.metadata["value"], error.limit))
 
     def as_json(self) -> str:
         plain: dict[str, Any] = {

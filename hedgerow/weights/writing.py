@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from hedgerow.model.headers import SIZES
+from hedgerow.model.manifest import named
 
 
 class Shape(NamedTuple):
@@ -40,7 +41,7 @@ def header(shapes: Iterable[Shape]) -> bytes:
 
 def write_file(path: Path, shapes: Sequence[Shape], pieces: Iterator[torch.Tensor]) -> None:
     """One file of these tensors; `pieces` are their elements in order, in parts of any length."""
-    with path.open("wb") as file:
+    with named(path), path.open("wb") as file:
         file.write(header(shapes))
         for piece in pieces:
             file.write(as_bytes(piece))

@@ -271,6 +271,7 @@ def change(folder: Path, **fields: object) -> None:
         ({"files": [[[0, 10, "x"]]]}, "one for each of 2 ranks"),
         ({"files": [[[0, 10, "x"], [11, 12, "y"]], []]}, "parts that follow each other"),
         ({"files": 3}, "lists of"),
+        ({"files": [[[0, float("inf"), "x"]], []]}, "lists of"),
         ({"source": 3}, "source: 3 is not allowed"),
     ],
 )
@@ -327,6 +328,26 @@ def test_too_small_a_disk_is_refused_before_anything_is_written(
     assert list((tmp_path / "out").iterdir()) == []
     monkeypatch.undo()
     convert(source, tmp_path / "out", 2, quiet)
+
+
+def test_a_disk_that_fills_up_is_told_with_the_file_and_gone_on_with(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said "a file: No space left on device"."""
+    out, whole = tmp_path / "out", os.fsync
+
+    def full(descriptor: int) -> None:
+        if "rank-01" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        whole(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    asked = ["convert", str(source), str(out), "--ranks", "2"]
+    assert main(asked) == 1
+    assert f"hedgerow convert: {out / 'rank-01-of-02.safetensors'}: No space left" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(asked) == 0
+    verify(out)
 
 
 def test_a_ranks_file_is_read_from_its_first_byte_to_its_last(

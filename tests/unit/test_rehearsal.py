@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,16 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="a new or an empty folder"):
         write(tmp_path, "k2.6", SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_refusal_leaves_nothing_in_the_way_of_the_next_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small files stayed, and the same command was then refused for them."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(InvalidRequest, match=r"'0\.0 GB free' is not allowed: a disk with"):
+            write(tmp_path, "k2.6", SMALL)
+    with pytest.raises(InvalidRequest, match="--tokenizer"):
+        write(tmp_path, "k2.6", SMALL, tokenizer=tmp_path / "absent")
+    assert list(tmp_path.iterdir()) == []
+    write(tmp_path, "k2.6", SMALL)
