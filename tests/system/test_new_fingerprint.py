@@ -25,7 +25,6 @@ from tests.tiny import write_tiny
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 STREAMS, TOKENS, SHORT = 16, 3900, 40
-PAGES = "4400"  # room for all of them at once
 OLD, NEW = "verifier", "verifier-2"
 LONGEST = 300  # seconds that the old group may take to end: as long as its longest session
 
@@ -62,7 +61,7 @@ class Read:
 @pytest.fixture
 def upgraded(tiny: Models, tmp_path: Path) -> Iterator[Upgraded]:
     new = write_tiny(tmp_path / "new", seed=99)
-    settings = {NEW: {"MODEL_PATH": str(new.target)}, OLD: {"GRACE": str(LONGEST)}, "verifier": {"CACHE_PAGES": PAGES}}
+    settings = {NEW: {"MODEL_PATH": str(new.target)}, OLD: {"GRACE": str(LONGEST)}}
     config = StackConfig(
         ROOT, tiny.target, tmp_path / "data", gateways=2, verifiers=2, backoff=Backoff(0.1, 0.1), grace=2,
         settings=settings,
@@ -82,7 +81,7 @@ async def test_the_old_group_stays_until_its_sessions_end(upgraded: Upgraded) ->
         (old,) = {read.fingerprint for read in undisturbed}
         reads = [Read(number, TOKENS) for number in range(STREAMS)]
         running = [asyncio.create_task(read.run(client)) for read in reads]
-        await soon(lambda: all(read.tokens for read in reads), 60)
+        await soon(lambda: all(read.tokens for read in reads), 120)
 
         for name in upgraded.names("gateway"):
             upgraded.upgrade(name, VERIFIER=f"{upgraded.address(NEW)},{upgraded.address(OLD)}")
