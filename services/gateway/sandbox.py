@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.errors import InvalidRequest, Unavailable
+from services.gateway.declarations import Inexpressible, typescript
 from services.gateway.history import checked
 from services.gateway.members import FOLDER
 from services.gateway.tokenizer import Tokenizer, TokenizerError, read_json
@@ -87,6 +88,8 @@ class FolderTemplate:
             "thinking": self._thinks if chat.thinking is None else chat.thinking,
             "preserve_thinking": bool(chat.preserve_thinking),
         }
+        if declaration := _declaration(tools):
+            seen["tools_ts_str"] = marked(declaration)
         with self._lock:
             text = self._worker.render(seen)
         ids: list[int] = []
@@ -136,6 +139,16 @@ def _seen(message: Message, marked: Callable[[str], str]) -> dict[str, Any]:
     if message.role == "tool":
         seen["tool_call_id"] = marked(message.tool_call_id)
     return seen
+
+
+def _declaration(tools: list[dict[str, Any]]) -> str:
+    """The tools as TypeScript. The published tokenizers of K2.5 and K2.6 hand it to their templates under the name
+    `tools_ts_str`, which then take it for the tools' JSON; "" where there are none, or where it cannot say them.
+    """
+    try:
+        return typescript(tools) if tools else ""
+    except Inexpressible:
+        return ""
 
 
 def _everywhere(value: Any, marked: Callable[[str], str], *, named: bool = False) -> Any:
