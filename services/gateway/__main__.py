@@ -31,7 +31,7 @@ from services.gateway.creating import ID_BYTES
 from services.gateway.gateway import Gateway
 from services.gateway.keys import Keys, read_keys
 from services.gateway.metrics import Calls, watch_limits, watch_peers, watch_sessions
-from services.gateway.peers import VerifierPeer
+from services.gateway.peers import Report, VerifierPeer
 from services.gateway.servicer import SERVICE, GatewayServicer
 from services.gateway.store_peer import StorePeer
 from services.gateway.templates import template_of
@@ -54,8 +54,7 @@ async def run(config: GatewayConfig, template: Template) -> None:
     health.facts |= {"verifiers": config.verifier, "kvstores": config.kvstore, "owner": owner.hex()}
     health.facts["template"] = template.name
     told = partial(health.report, "kvstore")
-    store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds, tls)
-    store.retention = config.session_ttl
+    store = open_store(config, owner, told, tls)
     gateway = Gateway(config, template, verifiers, store)
     store.traced = partial(gateway.spans.appended, round(1 / config.trace_steps) if config.trace_steps else 0)
     watch_sessions(gateway.table.counts, gateway.held, lambda: gateway.swept)
@@ -101,6 +100,14 @@ async def release(gateway: Gateway, health: Health, grace: float) -> None:
     cancelled = ending.calls_until(grace)
     await asyncio.sleep(max(0.0, cancelled - min(RELEASE, cancelled / 2)))
     gateway.release()
+
+
+def open_store(config: GatewayConfig, owner: bytes, told: Report, tls: Watched | None) -> StorePeer:
+    """The store, with the times that the configuration gives it."""
+    answer = config.store_answer_seconds
+    store = StorePeer(config.kvstore, owner, config.store_patience, told, config.lease_seconds, tls, answer)
+    store.retention = config.session_ttl
+    return store
 
 
 def open_verifiers(

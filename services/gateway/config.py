@@ -75,9 +75,26 @@ class GatewayConfig(ServerConfig):
     store_patience: float = field(
         default=120.0, metadata={"min": 0.1, "max": 3600, "help": "seconds without the store before sessions end"}
     )
+    store_answer_seconds: float = field(
+        default=5.0,
+        metadata={
+            "min": 0.1,
+            "max": 600,
+            "help": "seconds for one kvstore's answer to a call or an append, until the next one is asked",
+        },
+    )
     verifier_patience: float = field(
         default=3.0,
         metadata={"min": 0.2, "max": 3600, "help": "seconds without a sign of life of a verifier that has work"},
+    )
+    quiet_seconds: float = field(
+        default=5.0,
+        metadata={
+            "min": 0.5,
+            "max": 3600,
+            "help": "seconds for which a verifier that goes on may say nothing of a session, until its lease is "
+            "checked; after three times as many the verifier is asked for the session again",
+        },
     )
     failover_patience: float = field(
         default=120.0,
@@ -108,7 +125,8 @@ class GatewayConfig(ServerConfig):
         metadata={
             "min": 0.2,
             "max": 3600,
-            "help": "seconds after which others may take the sessions of a dead gateway",
+            "help": "seconds after which others may take the sessions of a dead gateway; after eight times as many a "
+            "session that does not grow is taken from a live one, after two where a client has more than its log",
         },
     )
     orphan_seconds: float = field(

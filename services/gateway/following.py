@@ -34,6 +34,8 @@ from services.gateway.reader import lost_suffix
 from services.gateway.session import Options, Session
 from services.gateway.types import Finish
 
+REPAIRS = 2.0  # leases for which an owner may leave a log shorter than what a client has
+FORSAKEN = 8.0  # leases without a new token after which a session is taken from an owner that lives
 EAGER = 16  # part of the usual quiet after which a lease is tried at first: its owner may just be giving it up
 log = get_log(__name__)
 
@@ -56,6 +58,11 @@ class Times(NamedTuple):
     """Without growth until a session is taken from an owner that lives."""
     patience: float
     """Without the store."""
+
+    @classmethod
+    def of(cls, lease: float, patience: float) -> Times:
+        """Those of a gateway whose leases live `lease` seconds; see docs/guarantees.md."""
+        return cls(lease / 2, REPAIRS * lease, FORSAKEN * lease, patience)
 
 
 class Following:

@@ -42,8 +42,6 @@ from services.gateway.waiting import Waiting
 
 POLL = 0.01
 SWEEP = 0.1  # seconds between two looks for deadlines that passed and sessions that wait for a verifier
-REPAIRS = 2.0  # leases for which an owner may leave a log shorter than what a client has
-FORSAKEN = 8.0  # leases without a new token after which a session is taken from an owner that lives
 REFRESHES = 3  # appends of nothing in the time after which a silent session would expire
 log = get_log(__name__)
 
@@ -67,6 +65,7 @@ class Gateway:
             self._leases,
             lag=config.client_lag,
             patience=config.client_patience,
+            quiet=config.quiet_seconds,
             unrecorded=self._endings.remember,
         )
         self._takeover = TakeOver(
@@ -79,7 +78,7 @@ class Gateway:
         )
         self._leases.kept = self._takeover.doubt
         lease = config.lease_seconds
-        times = Times(lease / 2, REPAIRS * lease, FORSAKEN * lease, config.store_patience)
+        times = Times.of(lease, config.store_patience)
         self._resuming = Resuming(self.table, store, self._takeover, template.tokenizer.pieces, times)
         self._creating = Creating(self.table, store, self._resuming, self._takeover, config.max_sessions)
         self.waiting = Waiting(verifiers, config.verifier_wait_seconds, config.max_sessions, self._count)

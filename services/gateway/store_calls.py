@@ -22,7 +22,7 @@ from services.gateway.config import addresses as split
 from services.gateway.messages import Created, ExpiredPage, Granted, Growth, Listed, State, Stored, Usage
 from services.gateway.types import NO_TRACE, Finish, Record, Trace
 
-CALL_TIMEOUT = 5.0  # seconds for one call to one replica
+ANSWER = 5.0  # seconds for one replica's answer, to a call or an append
 Answer = TypeVar("Answer")
 log = get_log(__name__)
 
@@ -37,14 +37,21 @@ class StoreCalls:
     """One of the kvstore's replicas, all before one Redis; when it does not answer, the next.
 
     `addresses` are comma-separated, `lease` are the seconds that this owner's leases outlive its last renewal,
-    `retention` those for which a session is kept after its last append (0: the store's default). Every
-    method raises what the store refuses, and Unavailable where no replica or no Redis answers.
+    `retention` those for which a session is kept after its last append (0: the store's default), `answer` those that
+    one replica has for a call. Every method raises what the store refuses, and Unavailable where no replica or no Redis
+    answers.
     """
 
     def __init__(
-        self, addresses: str, owner: bytes, lease: float, retention: float = 0.0, tls: Watched | None = None
+        self,
+        addresses: str,
+        owner: bytes,
+        lease: float,
+        retention: float = 0.0,
+        tls: Watched | None = None,
+        answer: float = ANSWER,
     ) -> None:
-        self.owner, self.lease, self.retention = owner, lease, retention
+        self.owner, self.lease, self.retention, self._answer = owner, lease, retention, answer
         self._replicas = [_replica(address, tls) for address in split(addresses)]
         self._at = self.moves = 0  # `moves`: times that a replica did not answer and the next was taken
 
@@ -179,12 +186,13 @@ class StoreCalls:
             self._at = (at + 1) % len(self._replicas)
             log.warning("a kvstore does not answer", address=self._replicas[at].address, next=self.address)
 
-    async def _ask(self, method: str, request: Any, seconds: float = CALL_TIMEOUT, trace: Trace = NO_TRACE) -> Any:
+    async def _ask(self, method: str, request: Any, seconds: float | None = None, trace: Trace = NO_TRACE) -> Any:
+        timeout = self._answer if seconds is None else seconds
         metadata = (("traceparent", trace.traceparent),) if trace.traceparent else None
         for tried in range(1, len(self._replicas) + 1):
             at = self._at
             try:
-                return await getattr(self._stub, method)(request, timeout=seconds, metadata=metadata)
+                return await getattr(self._stub, method)(request, timeout=timeout, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 if is_silent(error):
                     self._move_on(at)

@@ -20,9 +20,8 @@ from services.gateway import convert_store
 from services.gateway.messages import Append, Appended
 from services.gateway.outbox import Outbox
 from services.gateway.peers import FIRST_DELAY, LAST_DELAY, Report, ended
-from services.gateway.store_calls import StoreCalls, unreachable
+from services.gateway.store_calls import ANSWER, StoreCalls, unreachable
 
-ANSWER = 5.0  # seconds for the answer to an append, until it is sent again over another stream, elsewhere if there is
 IN_FLIGHT = 2  # messages to the store without an answer
 LEASE = 4.0  # seconds that this gateway's leases outlive its last renewal
 log = get_log(__name__)
@@ -38,7 +37,8 @@ class _Sent(NamedTuple):
 class StorePeer(StoreCalls):
     """The store. What waits while IN_FLIGHT messages are on their way goes out as one: a slow store gets fewer, larger
     messages. Those that were not answered when the stream broke are sent again: each entry names its offset. So is, up
-    to `patience` seconds, what the store answered that it cannot take now.
+    to `patience` seconds, what the store answered that it cannot take now. An append without an answer for `answer`
+    seconds, at most `patience`, is sent again over another stream, to the next replica if there is one.
     """
 
     def __init__(
@@ -49,9 +49,10 @@ class StorePeer(StoreCalls):
         report: Report,
         lease: float = LEASE,
         tls: Watched | None = None,
+        answer: float = ANSWER,
     ) -> None:
-        super().__init__(addresses, owner, lease, tls=tls)
-        self._patience, self._report, self._answer = patience, report, min(patience, ANSWER)
+        super().__init__(addresses, owner, lease, tls=tls, answer=answer)
+        self._patience, self._report, self._overdue = patience, report, min(patience, answer)
         self.messages_sent = self._resent = 0
         self.traced: Callable[[int, Sequence[Append]], Sequence[str]] = lambda number, entries: ()
         """The requests, as traceparents, to which the store's span of a message links."""
@@ -112,7 +113,7 @@ class StorePeer(StoreCalls):
                 await self._read(call, appended)
         except TimeoutError:
             self._move_on(at)
-            raise Unavailable("kvstore", f"no answer to an append within {self._answer:g} s") from None
+            raise Unavailable("kvstore", f"no answer to an append within {self._overdue:g} s") from None
         except (grpc.aio.AioRpcError, HedgerowError):
             self._move_on(at)
             raise
@@ -141,7 +142,7 @@ class StorePeer(StoreCalls):
         if self._deadline is None:
             return
         oldest = next(iter(self._unanswered.values()), None)
-        left = None if oldest is None else max(oldest.at, self._opened) + self._answer - time.monotonic()
+        left = None if oldest is None else max(oldest.at, self._opened) + self._overdue - time.monotonic()
         self._deadline.reschedule(None if left is None else asyncio.get_running_loop().time() + left)
 
     def _is_lost(self) -> bool:

@@ -25,7 +25,7 @@ from services.gateway.reader import Reader
 from services.gateway.repairs import Repairs
 from services.gateway.session import Gap, Options, Session
 from services.gateway.types import Finish, Record
-from services.gateway.upkeep import Upkeep
+from services.gateway.upkeep import QUIET, Upkeep
 from services.gateway.verifiers import Verifiers, Work
 
 
@@ -33,8 +33,8 @@ class SessionTable:
     """Sessions by id, from their first lease until the store has their end.
 
     `lag`: committed tokens that a reader may be behind before its sequence is held. `patience`: seconds for which it
-    is held before the session ends. `unrecorded` is called with the record of each session that ended here while the
-    store may have it as running, under this gateway's lease.
+    is held before the session ends. `quiet`: see upkeep.QUIET. `unrecorded` is called with the record of each session
+    that ended here while the store may have it as running, under this gateway's lease.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class SessionTable:
         *,
         lag: int,
         patience: float,
+        quiet: float = QUIET,
         unrecorded: Callable[[Record], None] = lambda record: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,7 +54,7 @@ class SessionTable:
         self._lag = lag
         self.sessions: dict[str, Session] = {}
         self.counts, self._watcher = verifiers.counts, verifiers.watcher
-        self._upkeep = Upkeep(self, verifiers, lag, patience, clock)
+        self._upkeep = Upkeep(self, verifiers, lag, patience, clock, quiet)
         self._repairs = Repairs(self, store, leases, self.counts, self._now_ns)
 
     @property

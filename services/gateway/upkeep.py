@@ -18,9 +18,8 @@ from services.gateway.verifiers import Verifiers
 # Seconds after its deadline at which a session is ended here, where its verifier has not done so in its own step; and
 # at which its clients no longer wait for the store (stream.LATE).
 LATE, CUT = 0.2, 1.0
-# Seconds for which a verifier may say nothing of a session that it runs, until the lease is checked, and until it is
-# asked for the session again.
-QUIET, STALLED = 5.0, 15.0
+QUIET = 5.0  # seconds for which a verifier may say nothing of a session that it runs, until the lease is checked
+STALLED = 3  # as many times of them, until it is asked for the session again
 
 
 class Host(Protocol):
@@ -40,11 +39,20 @@ class Host(Protocol):
 
 class Upkeep:
     """`lag`: committed tokens that a reader may be behind before its sequence is held, `patience`: the seconds for
-    which it is held before the session ends; `clock` in seconds.
+    which it is held before the session ends; `clock` in seconds; `quiet`: see QUIET.
     """
 
-    def __init__(self, host: Host, verifiers: Verifiers, lag: int, patience: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        verifiers: Verifiers,
+        lag: int,
+        patience: float,
+        clock: Callable[[], float],
+        quiet: float = QUIET,
+    ) -> None:
         self._host, self._verifiers, self.lag, self.patience, self._clock = host, verifiers, lag, patience, clock
+        self._quiet = quiet
 
     def sweep(self) -> None:
         """To be called some ten times a second."""
@@ -61,7 +69,7 @@ class Upkeep:
                 self._host.cancel(session, Finish.DEADLINE)
             elif session.pausing:
                 continue  # it is at no verifier any more, and the store has yet to answer
-            elif session.heard_at is not None and now - session.heard_at >= QUIET and not session.may_be_held:
+            elif session.heard_at is not None and now - session.heard_at >= self._quiet and not session.may_be_held:
                 self._doubt(session, now, now - session.heard_at)
             elif session.held_since is not None and now - session.held_since > self.patience:
                 behind = session.acked - max((reader.cursor for reader in session.readers), default=0)
@@ -87,9 +95,9 @@ class Upkeep:
         """Its verifier speaks to others, and not about this session: it may be another gateway's by now, which only the
         store knows; if it is not, the verifier is asked for it again.
         """
-        if silent >= STALLED:
+        if silent >= STALLED * self._quiet:
             self._verifiers.attach(session, Unavailable("verifier", "it does not go on with the session"))
-        elif now - session.appended_ns / 1e9 >= QUIET:
+        elif now - session.appended_ns / 1e9 >= self._quiet:
             self._append_nothing([session])
 
     def _append_nothing(self, sessions: Sequence[Session]) -> None:

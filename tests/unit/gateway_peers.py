@@ -24,6 +24,7 @@ from services.gateway.reader import Reader
 from services.gateway.session import Options, Session
 from services.gateway.table import SessionTable
 from services.gateway.types import Fingerprint, Finish, Mode, Model, Record, Sampling, Speculation
+from services.gateway.upkeep import QUIET
 from services.gateway.verifiers import WAIT, Policy, Verifiers
 
 OWNER = b"o" * 16
@@ -170,6 +171,7 @@ class Bench:
         policy: Policy = WAIT,
         others: Sequence[RecordingEngine] = (),
         watcher: Watcher | None = None,
+        quiet: float = QUIET,
     ) -> None:
         self.engine, self.store, self.clock = RecordingEngine(), MemoryStore(), Clock()
         self.verifiers = Verifiers([self.engine, *others], policy, self.clock, lambda: 0.5, watcher or Watcher())
@@ -181,6 +183,7 @@ class Bench:
             self.leases,
             lag=lag,
             patience=patience,
+            quiet=quiet,
             unrecorded=self.unrecorded.append,
             clock=self.clock,
         )

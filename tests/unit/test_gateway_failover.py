@@ -435,7 +435,7 @@ def test_a_session_that_its_verifier_no_longer_speaks_of_is_checked_and_asked_fo
     bench.acknowledge()
     bench.later(1)
     assert (bench.store.messages, len(bench.engine.starts)) == (2, 1)
-    bench.later(STALLED)
+    bench.later(STALLED * QUIET)
     assert [(s.attempt, s.committed) for s in bench.engine.starts] == [(1, []), (2, [1])]
     bench.store.states["s1"] = bench.store.states["s1"]._replace(epoch=2)
     bench.step(update(session, [2]))

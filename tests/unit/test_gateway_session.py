@@ -422,7 +422,7 @@ def test_a_session_that_is_being_paused_is_asked_of_no_verifier_again() -> None:
     assert not session.settled
     bench.table.pause(session)
     starts = len(bench.engine.starts)
-    bench.later(STALLED)
+    bench.later(STALLED * QUIET)
     bench.acknowledge()
     assert len(bench.engine.starts) == starts
     assert (bench.table.sessions, bench.verifiers.is_placed(session)) == ({}, False)
