@@ -7,19 +7,22 @@
 
 See tests/simulation. A schedule is decided by its seed and by the code. Each part's result carries a digest of the
 sources that were driven, the shipped ones and the simulation's own; a part of other sources is run again, unless
-`--any-sources` counts it where it was clean. Exits with 1 if a schedule failed.
+`--any-sources` counts it where it was clean. A part during which they changed is not counted, and ends the run. Exits
+with 1 if a schedule failed, or the sources changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import gc
 import hashlib
 import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -83,8 +86,32 @@ def sources() -> str:
     return whole.hexdigest()[:16]
 
 
-def run_part(part: Part) -> tuple[Part, str, Tally]:
-    """Run schedules one after the other; with the digest of what was run."""
+@functools.cache
+def loaded() -> str:
+    """The digest of what this process runs: taken once, before it imports any of it."""
+    return sources()
+
+
+def begin() -> None:
+    """In a worker, before its first part. It ends with its parent, whose end nothing else would tell it: a worker holds
+    both ends of the pool's pipes.
+    """
+    loaded()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)  # schedules are in the middle of something, and nobody is left to tell
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def run_part(part: Part) -> tuple[Part, str | None, Tally]:
+    """Run schedules one after the other; with the digest of what was run, None: it changed meanwhile."""
+    ran = loaded()
+    if sources() != ran:
+        return part, None, Tally()
     from tests.simulation.schedule import run_schedule
 
     began, tally = time.process_time(), Tally(part.size)
@@ -98,7 +125,7 @@ def run_part(part: Part) -> tuple[Part, str, Tally]:
         if seed % COLLECT == 0:
             gc.collect()
     tally.faults, tally.seconds = dict(faults), time.process_time() - began
-    return part, sources(), tally
+    return part, ran if sources() == ran else None, tally
 
 
 def parts(first: int, count: int) -> Iterator[Part]:
@@ -124,13 +151,16 @@ def write(path: Path, value: object) -> None:
 
 
 def simulate(wanted: Sequence[Part], results: Path, jobs: int, seconds: float, *, any_sources: bool) -> int:
-    """Run the parts that have no result yet in `jobs` processes; 1 where a schedule failed."""
+    """Run the parts that have no result yet in `jobs` processes; 1 where a schedule failed, or the sources changed."""
     results.mkdir(parents=True, exist_ok=True)
     now, began, shown, failed = sources(), time.monotonic(), 0, 0
     left = [part for part in wanted if not _is_done(read(part.path(results)), now, any_sources=any_sources)]
     print(f"{len(wanted) - len(left)} of {len(wanted)} parts have their result; sources {now}", flush=True)
-    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=10) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, begin, maxtasksperchild=10) as pool:
         for done, (part, ran, tally) in enumerate(pool.imap_unordered(run_part, left), 1):
+            if ran is None:
+                print(f"the sources changed while part {part.first} ran: it does not count; run again", flush=True)
+                return 1
             write(part.path(results), asdict(tally) | {"sources": ran})
             failed += len(tally.failures)
             for failure in tally.failures:
@@ -207,7 +237,7 @@ def main() -> int:
     if given.summary:
         return summary(wanted, given.results)
     failed = simulate(wanted, given.results, given.jobs, given.seconds, any_sources=given.any_sources)
-    return summary(wanted, given.results) if not given.seconds else failed
+    return failed if given.seconds else summary(wanted, given.results) or failed
 
 
 if __name__ == "__main__":
