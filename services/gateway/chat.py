@@ -37,6 +37,12 @@ CALL, ARGUMENTS, END_CALL = (
 )  # one call: CALL id ARGUMENTS json END_CALL
 
 
+def markers(member: Member) -> tuple[str, ...]:
+    """The special tokens that a member's prompts may have."""
+    thought = () if member.thinking is Thinking.NEVER else (THINK, END_THINK)
+    return (*_MARKERS.values(), "<|im_system|>", MIDDLE, END, CALLS, END_CALLS, CALL, ARGUMENTS, END_CALL, *thought)
+
+
 class Template(Protocol):
     """What makes a prompt of a conversation. `quick`: a short one takes no time that others would notice.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.gateway.chat import KimiTemplate, Template
+from services.gateway.chat import KimiTemplate, Template, markers
 from services.gateway.members import AUTO, FOLDER, MEMBERS, member_of
 from services.gateway.sandbox import FolderTemplate
-from services.gateway.tokenizer import Tokenizer, read_json
+from services.gateway.tokenizer import Tokenizer, TokenizerError, read_json
 
 
 def template_of(folder: Path, tokenizer: Tokenizer, choice: str = AUTO) -> Template:
@@ -18,7 +18,12 @@ def template_of(folder: Path, tokenizer: Tokenizer, choice: str = AUTO) -> Templ
     thinks = default_thinking(folder)
     if choice == FOLDER:
         return FolderTemplate.from_folder(folder, tokenizer, thinks)
-    return KimiTemplate(member_of(folder) if choice == AUTO else MEMBERS[choice], tokenizer, thinks)
+    member = member_of(folder) if choice == AUTO else MEMBERS[choice]
+    known = frozenset(tokenizer.special_names)
+    if missing := [marker for marker in markers(member) if marker not in known]:
+        why = f"no token {missing[0]}, which the template of {member.name} writes; see HEDGEROW_CHAT_TEMPLATE"
+        raise TokenizerError(folder / "tokenizer_config.json", why)
+    return KimiTemplate(member, tokenizer, thinks)
 
 
 def default_thinking(folder: Path) -> bool:

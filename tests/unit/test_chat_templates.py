@@ -24,7 +24,8 @@ from hedgerow.weights.published import config as published_config
 from hedgerow.weights.vocabulary import write_vocabulary
 from services.gateway.chat import KimiTemplate
 from services.gateway.members import MEMBERS, member_of
-from services.gateway.tokenizer import TokenizerError
+from services.gateway.templates import template_of
+from services.gateway.tokenizer import Tokenizer, TokenizerError
 from services.gateway.types import Chat, Message, ToolCall
 from tests.kimi import BUNDLED, KIMI, NEEDS_KIMI, published, spelled, tokenizer_of
 
@@ -346,6 +347,17 @@ CONFIGS = pytest.mark.parametrize(
         {"model_type": "kimi_k25", "eos_token_id": 163586, "text_config": [163840]},
     ],
 )
+
+
+@pytest.mark.parametrize("name", ["k2-thinking", "k2.5", "k2.6"])
+def test_a_template_whose_tokens_the_vocabulary_lacks_is_refused_at_start(tmp_path: Path, name: str) -> None:
+    """K2-Instruct has no <think>: every request failed with KeyError, or the first with an answer in its history."""
+    write_vocabulary(tmp_path, 512, thinks=False)
+    (tmp_path / "config.json").write_text('{"model_type": "kimi_k2", "rms_norm_eps": 1e-6}')
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert template_of(tmp_path, tokenizer).name == "k2-instruct"
+    with pytest.raises(TokenizerError, match=rf"tokenizer_config\.json: no token <think>, .* template of {name} "):
+        template_of(tmp_path, tokenizer, name)
 
 
 def test_a_folder_without_configuration_is_refused_with_the_setting(tmp_path: Path) -> None:
