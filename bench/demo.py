@@ -2,7 +2,7 @@
 
 Every prompt of models/demo.json is streamed with trees first. Then all of them run with every budget, plain decoding
 among them, in turns: the tables show what a step costs and brings with each, and the budget that this recommends.
-Where the drafter has a selector its trees are conditional; what its marginals alone would bring is shown beside them.
+Where the drafter has a selector, what conditional trees bring is shown beside the trees of its marginals.
 """
 
 from __future__ import annotations
@@ -102,22 +102,22 @@ def compare(client: Client, prompts: Sequence[dict[str, Any]], seconds: float) -
     return same, answers
 
 
-def compare_kinds(config: StackConfig, prompts: Sequence[dict[str, Any]], conditional: Answers) -> bool:
-    """Trees of marginals once, at KIND_BUDGETS, in a stack of their own; prints them beside the conditional ones."""
-    print("\ndemo: the same prompts once with trees of the drafter's marginals, without its selector", flush=True)
+def compare_kinds(config: StackConfig, prompts: Sequence[dict[str, Any]], marginal: Answers) -> bool:
+    """Conditional trees once, at KIND_BUDGETS, in a stack of their own; prints them beside those of the marginals."""
+    print("\ndemo: the same prompts once with conditional trees, which the drafter's selector draws", flush=True)
     with tempfile.TemporaryDirectory(prefix="hedgerow-demo-") as data:
-        other = replace(config, data=Path(data), settings={"drafter": {"TREES": "marginal"}})
+        other = replace(config, data=Path(data), settings={"drafter": {"TREES": "conditional"}})
         with Stack(other) as stack, Client(stack.address("gateway")) as client:
-            marginal = {b: [[measure(client, prompt, b)] for prompt in prompts] for b in KIND_BUDGETS}
+            conditional = {b: [[measure(client, prompt, b)] for prompt in prompts] for b in KIND_BUDGETS}
     return print_kinds(conditional, marginal)
 
 
 def print_kinds(conditional: Answers, marginal: Answers) -> bool:
     """Tokens a step of both kinds at the same budgets; whether all texts are the same."""
     rows, same = list[Sequence[object]](), True
-    for budget, runs in marginal.items():
-        other, mine = cost(runs, conditional[0]), cost(conditional[budget], conditional[0])
-        same = same and other.same
+    for budget, runs in conditional.items():
+        other, mine = cost(marginal[budget], marginal[0]), cost(runs, marginal[0])
+        same = same and mine.same
         gain = mine.per_step / other.per_step - 1
         rows.append((f"trees of {budget}", f"{other.per_step:.2f}", f"{mine.per_step:.2f}", f"{gain:+.1%}", yes(same)))
     print_table(("tokens/step", "marginal", "conditional", "gain", "same tokens as plain decoding"), rows)
@@ -143,8 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.start(lambda text: print(f"demo: {text}", flush=True))
             with Client(stack.address("gateway")) as client:
                 how = "has its own colour" if sys.stdout.isatty() else "of several tokens is in brackets"
-                kind = "conditional trees" if (args.drafter / "selector").is_dir() else "trees"
-                print(f"demo: {kind} of {args.budget}; every step's run {how}")
+                print(f"demo: trees of {args.budget}; every step's run {how}")
                 for prompt in prompts:
                     show(client, prompt, args.budget, sys.stdout.isatty())
                 print("\ndemo: the same prompts in turns, without trees and with four sizes of them", flush=True)

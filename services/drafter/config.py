@@ -30,11 +30,11 @@ class DrafterServiceConfig(ComputingConfig):
         },
     )
     trees: str = field(
-        default="auto",
+        default="marginal",
         metadata={
-            "choices": ("auto", "conditional", "marginal"),
+            "choices": ("conditional", "marginal"),
             "help": "of a DFlash model: by its selector, each token after the one before it, or by every position's "
-            "own probabilities; auto: by the selector where there is one",
+            "own probabilities; conditional trees bring more tokens a step and take longer to build",
         },
     )
     yarn_amplitude: float | None = field(

@@ -54,8 +54,9 @@ def dflash(config: DrafterServiceConfig, folder: Path) -> Made:
     )
     if isinstance(model, Prepares):  # so that no request waits for a compiler
         model.prepare(config.max_sequences, config.max_budget)
-    selector = None if config.trees == "marginal" else Selector.find(folder, model.config)
-    if selector is None and config.trees == "conditional":
+    conditional = config.trees == "conditional"
+    selector = Selector.find(folder, model.config) if conditional else None
+    if selector is None and conditional:
         raise ConfigError(variable_of("trees"), "conditional", f"{folder} has no selector")
     card = AcceptanceCard.from_folder(folder, model.vocab_size)
     drafts: Draft | Proposer = model if selector is None else FromPairs(model, selector)

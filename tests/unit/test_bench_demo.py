@@ -55,11 +55,11 @@ def test_both_kinds_of_trees_stand_side_by_side(capsys: pytest.CaptureFixture[st
     def run(steps: int, last: int = 9) -> list[list[Measured]]:
         return [[Measured([*range(8), last], 8, steps, 1.0)]]
 
-    conditional = {0: run(8), 8: run(2), 16: run(1)}
-    assert demo.print_kinds(conditional, {8: run(4), 16: run(2)})
+    marginal = {0: run(8), 8: run(4), 16: run(2)}
+    assert demo.print_kinds({8: run(2), 16: run(1)}, marginal)
     head, small, large = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["tokens/step", "marginal", "conditional", "gain"]
     assert small.split() == ["trees", "of", "8", "2.00", "4.00", "+100.0%", "yes"]
     assert large.split() == ["trees", "of", "16", "4.00", "8.00", "+100.0%", "yes"]
-    assert not demo.print_kinds(conditional, {8: run(4, last=1)})
+    assert not demo.print_kinds({8: run(2, last=1)}, marginal)
     assert capsys.readouterr().out.rstrip().endswith("NO")
