@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import re
 import subprocess
 import sys
@@ -136,3 +137,9 @@ def test_nothing_large_is_in_git() -> None:
         if p.is_file() and p.stat().st_size > 2_000_000 and p.suffix != ".safetensors"
     ]
     assert not large, large
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest cannot collect both in one run, though each passes by itself."""
+    names = collections.Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

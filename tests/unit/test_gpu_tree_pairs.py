@@ -11,7 +11,7 @@ from tests.unit.test_gpu_tree_ops import run
 
 def test_in_the_interpreter() -> None:
     out = run(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", "tests/gpu/test_tree_pairs.py", TRITON_INTERPRET="1"
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", "tests/gpu/test_pairs_on_device.py", TRITON_INTERPRET="1"
     )
     assert " passed" in out
     assert "needs a CUDA device" not in out
