@@ -53,8 +53,15 @@ def parsed(arguments: str) -> tuple[dict[str, Any] | None, str]:
     def no_number(word: str) -> NoReturn:
         raise ValueError(f"{word} is no JSON number")
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Of a name that comes twice readers take the first or the last: no two would run the same call."""
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a name comes twice in one object")
+        return found
+
     try:
-        value = json.loads(arguments, parse_constant=no_number)
+        value = json.loads(arguments, parse_constant=no_number, object_pairs_hook=once)
     except RecursionError:
         return None, "arguments are nested too deeply"
     except ValueError as error:

@@ -176,6 +176,8 @@ def test_the_parts_of_an_answer(chat: Chat, text: str, expected: list[Delta]) ->
         ("functions.weather:0<|tool_call_argument_begin|>{'city': 1}", "{'city': 1}", "not JSON"),
         ('functions.weather:0<|tool_call_argument_begin|>{"a": NaN}', '{"a": NaN}', "NaN"),
         ('functions.weather:0<|tool_call_argument_begin|>{} {}', "{} {}", "not JSON"),
+        ('functions.weather:0<|tool_call_argument_begin|>{"a": 1, "a": 2}', '{"a": 1, "a": 2}', "a name comes twice"),
+        ('functions.weather:0<|tool_call_argument_begin|>{"o": {"a": 1, "a": 1}}', '{"o": {"a": 1, "a": 1}}', "twice"),
         ("functions.weather:0", "functions.weather:0", "without arguments"),
         ("what now<|tool_call_argument_begin|>{}", "{}", "'what now' names no function"),
         ('3<|tool_call_argument_begin|>{"other": 1}', '{"other": 1}', "no tool, or several"),
