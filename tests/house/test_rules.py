@@ -143,3 +143,12 @@ def test_no_two_test_files_have_one_name() -> None:
     """pytest cannot collect both in one run, though each passes by itself."""
     names = collections.Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_guide_gives_a_secret_to_a_program_as_an_argument() -> None:
+    """Others on the machine can read arguments for as long as the program runs."""
+    given = re.compile(
+        r"\b(sed|awk|redis-cli|valkey-cli)\b[^|;\n]*(\$\$?\{?\w*(password|secret)|\$\(openssl)", re.IGNORECASE
+    )
+    guides = [*tracked("docs", suffix=".md"), *tracked("deploy", suffix=".yaml"), ROOT / "README.md"]
+    assert [str(path) for path in guides if given.search(path.read_text())] == []

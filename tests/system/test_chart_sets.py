@@ -86,3 +86,17 @@ def test_wrong_sets_are_refused(given: tuple[str, ...], why: str) -> None:
     done = template(*chosen("values-laptop", *given))
     assert done.returncode != 0
     assert why in done.stderr, done.stderr
+
+
+def test_the_convert_job_goes_where_the_weights_are_read() -> None:
+    """From a private registry it had no right to its image, and of a hostPath it filled another node's disk."""
+    objects = render(
+        "values",
+        "weights.convert.enabled=true", "weights.source=hostPath", "weights.hostPath=/models",
+        "images.pullSecrets[0]=registry", "verifier.nodeSelector.gpu=h200", "verifier.tolerations[0].key=gpu",
+    )  # fmt: skip
+    (job,) = (each for each in objects if each["kind"] == "Job")
+    pod = job["spec"]["template"]["spec"]
+    assert (pod["imagePullSecrets"], pod["nodeSelector"], pod["tolerations"]) == (
+        [{"name": "registry"}], {"gpu": "h200"}, [{"key": "gpu"}],
+    )  # fmt: skip

@@ -83,12 +83,26 @@ def test_nothing_leaves_but_names_and_what_was_opened() -> None:
     names = {"gateway": {53}, "verifier": {53}, "kvstore": {53}, "drafter": {53}, "redis": set[int]()}
     assert leaves() == names
     traced = {name: ports | {4317} if name != "redis" else ports for name, ports in names.items()}
-    assert leaves("tracing.endpoint=jaeger:4317") == traced
+    for endpoint in ("jaeger:4317", "http://jaeger:4317/", "https://jaeger"):
+        assert leaves(f"tracing.endpoint={endpoint}") == traced, endpoint
     outside = leaves("redis.bundled=false", "secrets.redisUrl=redis://u:p@elsewhere:6379/0")
     assert outside == {
         **{name: {53} for name in ("gateway", "verifier", "drafter")},
         "kvstore": {53, 443, 4317, 6379, 26379},
     }
+
+
+def test_a_drafter_that_only_an_old_set_has_is_held_too() -> None:
+    new = ("drafter.mode=colocated", "verifier.set=b")
+    objects = render("values", *new, "previous[0].drafter.mode=deployment,previous[0].verifier.set=")
+    held = {
+        each["metadata"]["labels"]["app.kubernetes.io/component"] for each in objects if each["kind"] == "NetworkPolicy"
+    }
+    assert held == {"gateway", "verifier", "kvstore", "drafter", "redis"}
+    (verifier,) = (
+        each for each in objects if each["metadata"]["name"].endswith("-verifier") and each["kind"] == "NetworkPolicy"
+    )
+    assert {port["port"] for rule in verifier["spec"]["ingress"] for port in rule["ports"]} == {7411, 7413, 7423}
 
 
 def test_without_policies_everybody_reaches_everything() -> None:

@@ -82,6 +82,7 @@ topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
     whenUnsatisfiable: {{ $values.spread }}
+    nodeTaintsPolicy: Honor # nodes that the pod cannot go to are no place to be missed at
     labelSelector:
       matchLabels:
         {{- include "hedgerow.selector" (omit . "set") | nindent 8 }}
