@@ -21,13 +21,13 @@ up: ## start the stack on this machine and leave it running until Ctrl-C
 	@$(PYTHON) deploy/setup.py run
 	@$(VENV)/python -m hedgerow.cli up
 
-test: setup ## every test that runs without a GPU, and two minutes of exactness
-	@echo "test: the suites, about 9 minutes on two cores"
+test: setup ## every test that runs without a GPU, and a minute of exactness
+	@echo "test: the suites, about 10 minutes on two cores"
 	@$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "$(QUICK)" tests || { \
 	  echo "test: what failed beside others, once more and alone: leases and time-outs need a core when they run out"; \
 	  $(VENV)/python -m pytest -q --lf --lfnf=none -m "$(QUICK)" tests; }
-	@echo "test: a rotating slice of the exactness run, at most 2 minutes"
-	@$(VENV)/python -m bench.exactness slice --seconds 120
+	@echo "test: a rotating slice of the exactness run, at most a minute"
+	@$(VENV)/python -m bench.exactness slice --seconds 60
 
 test-system: setup ## images, chart, and a cluster with streams in flight; what is not installed is skipped by name
 	@$(VENV)/python -m pytest -q -m "system and not slow" $(ARGS) tests/system
