@@ -2,7 +2,8 @@
 
 It takes every byte of the folder. Of a large one it is kept beside the weights with the files' names, sizes and times,
 and is read again as long as they are those: a rank must not read 594 GB at each start. A file's change time is set by
-the kernel alone, so that no change of its bytes goes unseen.
+the kernel alone, so that no change of its bytes goes unseen. A rank's file of a converted folder is compared with its
+checksums likewise: once, and again when it has changed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pathlib import Path
 
 from hedgerow.model.fields import ConfigError, Fields
 from hedgerow.model.folder import weight_files
-from hedgerow.model.headers import of_folder
+from hedgerow.model.headers import CheckpointError, of_folder
 from hedgerow.model.manifest import Manifest, write_whole
+from hedgerow.model.tensors import Share
 
 KEPT = "hedgerow-hash.json"
 LARGE = 10**9  # bytes from which on it is kept
@@ -48,12 +50,36 @@ def checkpoint_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def kept(folder: Path, now: State) -> str:
+def check_share(folder: Path, share: Share) -> None:
+    """Compares the rank's file of a converted folder with its checksums. Raises CheckpointError with the part that
+    differs, ConfigError.
+    """
+    manifest = Manifest.read(folder)
+    if manifest is None:
+        return
+    file, note = manifest.rank_file(folder, share), f"hedgerow-checked-{share.rank:02d}.json"
+    before, whole = state([file]), hashlib.sha256(repr(manifest.files[share.rank]).encode()).hexdigest()
+    if kept(folder, before, note) == whole:
+        return
+    with file.open("rb") as source:
+        for part in manifest.files[share.rank]:
+            digest, left = hashlib.sha256(), part.end - part.start
+            while left and (chunk := source.read(min(1 << 22, left))):
+                digest.update(chunk)
+                left -= len(chunk)
+            if digest.hexdigest() != part.sha256:
+                raise CheckpointError(file, "", f"sha256 {part.sha256} of bytes {part.start} to {part.end}", "another")
+    if file.stat().st_size >= LARGE and state([file]) == before:
+        with contextlib.suppress(OSError):
+            write_whole(folder / note, json.dumps({"files": before, "hash": whole}, indent=1) + "\n")
+
+
+def kept(folder: Path, now: State, note: str = KEPT) -> str:
     """The hash that is beside the weights, if it is of these files; else empty."""
-    if not (folder / KEPT).exists():
+    if not (folder / note).exists():
         return ""
     try:
-        f = Fields.read(of_folder(folder, KEPT))
+        f = Fields.read(of_folder(folder, note))
         return f.get("hash", str) if f.values.get("files") == now else ""
     except ConfigError:
         return ""

@@ -19,7 +19,7 @@ from hedgerow.model.config import K2Config
 from hedgerow.model.fields import Fields
 from hedgerow.model.folder import INDEX, Stored, faults, stored
 from hedgerow.model.headers import CheckpointError, Entry
-from hedgerow.model.identity import checkpoint_hash
+from hedgerow.model.identity import check_share, checkpoint_hash
 from hedgerow.model.manifest import Manifest
 from hedgerow.model.reading import DTYPES, EVERY, EVERY_LOGGED, Files, Meter, Progress, Watcher
 from hedgerow.model.tensors import GROUP, WHOLE, Share, Wanted, axis_of, scale_name, scale_shape
@@ -58,9 +58,12 @@ class Checkpoint:
         return self.stored.get(name) is not None
 
     def check(self, c: K2Config) -> None:
-        """Raises the first CheckpointError that headers tell of, before anything is loaded."""
+        """Raises the first CheckpointError that headers tell of, or a converted file's checksums, before anything is
+        loaded.
+        """
         for fault in faults(self.stored, c, self.share.ranks):
             raise fault
+        check_share(self.folder, self.share)
 
     def raw(
         self, name: str, shape: Sequence[int], dtypes: Sequence[torch.dtype], device: torch.device | str = "cpu"

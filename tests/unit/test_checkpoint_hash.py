@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from hedgerow.model import identity
+from hedgerow.model.config import K2Config
 from hedgerow.model.headers import CheckpointError
-from hedgerow.model.identity import KEPT, checkpoint_hash
+from hedgerow.model.identity import KEPT, check_share, checkpoint_hash
+from hedgerow.model.loader import Checkpoint
+from hedgerow.model.tensors import Share
+from hedgerow.weights.convert import convert
 from hedgerow.weights.published import MINI
 from hedgerow.weights.rehearse import write
 
@@ -87,3 +91,36 @@ def test_a_small_folder_gets_no_file_of_ours(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(identity, "LARGE", 10**9)
     checkpoint_hash(folder)
     assert not (folder / KEPT).exists()
+
+
+def test_a_changed_byte_of_a_converted_file_is_refused_before_it_is_loaded(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It was served under its source's fingerprint."""
+    target = tmp_path_factory.mktemp("converted") / "ranks"
+    convert(folder, target, 2, lambda text: None)
+    config, file = K2Config.from_folder(target), target / "rank-01-of-02.safetensors"
+    for rank in (0, 1):
+        Checkpoint(target, Share(rank, 2)).check(config)
+    content, before = bytearray(file.read_bytes()), file.stat()
+    content[-3] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    Checkpoint(target, Share(0, 2)).check(config)
+    with pytest.raises(CheckpointError, match=r"rank-01-of-02\.safetensors.*sha256"):
+        Checkpoint(target, Share(1, 2)).check(config)
+
+
+def test_a_large_converted_file_is_compared_once(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path_factory.mktemp("converted") / "ranks"
+    convert(folder, target, 2, lambda text: None)
+    share, parts = Share(0, 2), []
+    real = identity.hashlib.sha256
+    monkeypatch.setattr(identity.hashlib, "sha256", lambda *data: (parts.append(len(data)), real(*data))[1])
+    check_share(target, share)
+    compared = parts.count(0)
+    assert compared > 0
+    check_share(target, share)
+    assert parts.count(0) == compared
