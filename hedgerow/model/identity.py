@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hedgerow.model.fields import ConfigError, Fields
 from hedgerow.model.folder import weight_files
-from hedgerow.model.headers import CheckpointError, of_folder
-from hedgerow.model.manifest import Manifest, write_whole
+from hedgerow.model.headers import of_folder
+from hedgerow.model.manifest import CHUNK, Manifest, write_whole
 from hedgerow.model.tensors import Share
 
 KEPT = "hedgerow-hash.json"
@@ -41,12 +41,9 @@ def checkpoint_hash(folder: Path) -> str:
     for path in files:
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
-            while chunk := file.read(1 << 22):
+            while chunk := file.read(CHUNK):
                 digest.update(chunk)
-    if sum(path.stat().st_size for path in files) >= LARGE and state(files) == before:
-        text = json.dumps({"files": before, "hash": digest.hexdigest()}, indent=1)
-        with contextlib.suppress(OSError):  # a folder that cannot be written to is hashed each time
-            write_whole(folder / KEPT, text + "\n")
+    keep(folder, files, before, digest.hexdigest())
     return digest.hexdigest()
 
 
@@ -57,21 +54,18 @@ def check_share(folder: Path, share: Share) -> None:
     manifest = Manifest.read(folder)
     if manifest is None:
         return
-    file, note = manifest.rank_file(folder, share), f"hedgerow-checked-{share.rank:02d}.json"
-    before, whole = state([file]), hashlib.sha256(repr(manifest.files[share.rank]).encode()).hexdigest()
-    if kept(folder, before, note) == whole:
-        return
-    with file.open("rb") as source:
-        for part in manifest.files[share.rank]:
-            digest, left = hashlib.sha256(), part.end - part.start
-            while left and (chunk := source.read(min(1 << 22, left))):
-                digest.update(chunk)
-                left -= len(chunk)
-            if digest.hexdigest() != part.sha256:
-                raise CheckpointError(file, "", f"sha256 {part.sha256} of bytes {part.start} to {part.end}", "another")
-    if file.stat().st_size >= LARGE and state([file]) == before:
-        with contextlib.suppress(OSError):
-            write_whole(folder / note, json.dumps({"files": before, "hash": whole}, indent=1) + "\n")
+    files, note = [manifest.rank_file(folder, share)], f"hedgerow-checked-{share.rank:02d}.json"
+    before, expected = state(files), hashlib.sha256(repr(manifest.files[share.rank]).encode()).hexdigest()
+    if kept(folder, before, note) != expected:
+        manifest.compare(folder, share)
+        keep(folder, files, before, expected, note)
+
+
+def keep(folder: Path, files: list[Path], before: State, value: str, note: str = KEPT) -> None:
+    """Notes what large files gave, unless they changed meanwhile."""
+    if sum(path.stat().st_size for path in files) >= LARGE and state(files) == before:
+        with contextlib.suppress(OSError):  # a folder that cannot be written to is read each time
+            write_whole(folder / note, json.dumps({"files": before, "hash": value}, indent=1) + "\n")
 
 
 def kept(folder: Path, now: State, note: str = KEPT) -> str:

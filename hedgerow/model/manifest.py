@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from hedgerow.model.tensors import Share
 
 MANIFEST = "hedgerow.json"
 VERSION = 1
+CHUNK = 1 << 22  # bytes that are hashed at a time
 ORDERS = ("rows-1",)  # what this version reads; a kernel's own order gets a name of its own
 
 
@@ -91,6 +92,30 @@ class Manifest(NamedTuple):
         if size != ends:
             raise CheckpointError(file, "", f"{ends} bytes", f"{size} bytes")
         return file
+
+    def compare(self, folder: Path, share: Share, heard: Callable[[int], None] = lambda size: None) -> None:
+        """The rank's file with its checksums; `heard` is told of bytes as they are read. Raises CheckpointError with
+        the part that differs.
+        """
+        file, expected = self.rank_file(folder, share), self.files[share.rank]
+        bad = first_bad(file, expected, heard)
+        if bad is not None:
+            part = expected[bad]
+            raise CheckpointError(file, "", f"sha256 {part.sha256} of bytes {part.start} to {part.end}", "another")
+
+
+def first_bad(file: Path, expected: Sequence[Part], heard: Callable[[int], None]) -> int | None:
+    """The first part of a file with another checksum than expected."""
+    with file.open("rb") as source:
+        for number, part in enumerate(expected):
+            digest, left = hashlib.sha256(), part.end - part.start
+            while left and (chunk := source.read(min(CHUNK, left))):
+                digest.update(chunk)
+                heard(len(chunk))
+                left -= len(chunk)
+            if left or digest.hexdigest() != part.sha256:
+                return number
+    return None
 
 
 def rank_name(share: Share) -> str:

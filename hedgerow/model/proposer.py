@@ -55,8 +55,8 @@ class Proposer(Protocol):
         """Makes now whatever is made once for trees of a size."""
 
 
-class FromLogits:
-    """Trees of a block's marginals."""
+class OfModel:
+    """What proposers of a DFlash model have in common: its contexts."""
 
     def __init__(self, model: Draft) -> None:
         self.model = model
@@ -68,6 +68,10 @@ class FromLogits:
 
     def append(self, state: Any, features: torch.Tensor, position: int) -> None:
         self.model.append(state, features, position)
+
+
+class FromLogits(OfModel):
+    """Trees of a block's marginals."""
 
     def propose(
         self,

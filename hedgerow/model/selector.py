@@ -18,9 +18,9 @@ import torch
 
 from hedgerow.model.draft_config import DraftConfig, SelectorSize, selector_size
 from hedgerow.model.fields import Fields
-from hedgerow.model.interface import Context, Draft
+from hedgerow.model.interface import Draft
 from hedgerow.model.loader import Checkpoint
-from hedgerow.model.proposer import Proposed
+from hedgerow.model.proposer import OfModel, Proposed
 from kernels.tree_build import PlainTree, top_logprobs
 from kernels.tree_pairs import tree_pairs_heap
 
@@ -108,19 +108,12 @@ def capped(logprobs: torch.Tensor, choice: torch.Tensor, caps: torch.Tensor) -> 
     return out
 
 
-class FromPairs:
+class FromPairs(OfModel):
     """A Proposer of conditional trees: each token's probability depends on the token before it."""
 
     def __init__(self, model: Draft, selector: Selector) -> None:
-        self.model, self.selector = model, selector
-        self.vocab_size, self.feature_width = model.vocab_size, model.feature_width
-        self.positions = model.config.max_position_embeddings
-
-    def new_state(self) -> Context:
-        return self.model.new_state()
-
-    def append(self, state: Any, features: torch.Tensor, position: int) -> None:
-        self.model.append(state, features, position)
+        super().__init__(model)
+        self.selector = selector
 
     def propose(
         self,

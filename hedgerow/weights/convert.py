@@ -23,7 +23,7 @@ from hedgerow.errors import InvalidRequest, Unavailable
 from hedgerow.model.config import K2Config
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
-from hedgerow.model.manifest import MANIFEST, Manifest, Part, file_sha256, named, rank_name
+from hedgerow.model.manifest import MANIFEST, Manifest, Part, file_sha256, first_bad, named, rank_name
 from hedgerow.model.reading import CHUNK, Files, Meter, Watcher
 from hedgerow.model.tensors import COLUMNS, Share
 from hedgerow.weights.journal import JOURNAL, LOCK, Journal, begun, plan_of
@@ -188,25 +188,17 @@ def verify_parts(work: Conversion, journal: Journal, watcher: Watcher | None) ->
     meter = Meter(work.ranks * work.bounds[-1], watcher)
     for rank, file in enumerate(work.files()):
         expected = rank_parts(work, journal, rank)
-        bad = first_bad(file, expected, meter)
+        forget(file)
+        bad = first_bad(file, expected, meter.add)
         if bad is not None:
             journal._replace(done=journal.done[:bad]).write(work.target)
             raise CheckpointError(file, "", f"sha256 {expected[bad].sha256} in part {bad}", "another; run it again")
 
 
-def first_bad(file: Path, expected: Sequence[Part], meter: Meter) -> int | None:
-    """The first part of a file with another checksum than expected; read from the disk, not from its cache."""
+def forget(file: Path) -> None:
+    """What is compared next comes from the disk, not from its cache."""
     with file.open("rb") as source:
         os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        for number, part in enumerate(expected):
-            digest, left = hashlib.sha256(), part.end - part.start
-            while left and (chunk := source.read(min(CHUNK, left))):
-                digest.update(chunk)
-                meter.add(len(chunk))
-                left -= len(chunk)
-            if left or digest.hexdigest() != part.sha256:
-                return number
-    return None
 
 
 def rank_parts(work: Conversion, journal: Journal, rank: int) -> tuple[Part, ...]:
@@ -235,12 +227,10 @@ def verify(folder: Path, watcher: Watcher | None = None) -> None:
     if manifest is None:
         raise InvalidRequest("FOLDER", str(folder), f"a converted folder: {MANIFEST} is missing there")
     meter = Meter(sum(file[-1].end for file in manifest.files), watcher)
-    for rank, expected in enumerate(manifest.files):
-        file = manifest.rank_file(folder, Share(rank, manifest.ranks))
-        bad = first_bad(file, expected, meter)
-        if bad is not None:
-            part = expected[bad]
-            raise CheckpointError(file, "", f"sha256 {part.sha256} of bytes {part.start} to {part.end}", "another")
+    for rank in range(manifest.ranks):
+        share = Share(rank, manifest.ranks)
+        forget(manifest.rank_file(folder, share))
+        manifest.compare(folder, share, meter.add)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from kernels.gpu.checks import at_most, expect
 from kernels.gpu.select import NEVER, NO_KEY, choose
-from kernels.tree_build import candidates
+from kernels.tree_build import BuiltTrees, candidates
 from kernels.tree_build import tree_build as build_reference
 from kernels.tree_mask import tree_mask as mask_reference
 
@@ -48,8 +48,13 @@ def reference(
     logprobs: torch.Tensor, tokens: torch.Tensor, budgets: torch.Tensor, caps: torch.Tensor, nodes: int
 ) -> Trees:
     """The same by torch ops."""
-    built = build_reference.reference(logprobs, tokens.long(), budgets.long(), caps.long(), nodes)
-    real = torch.arange(nodes, device=tokens.device) < built.counts[:, None]
+    return as_rows(build_reference.reference(logprobs, tokens.long(), budgets.long(), caps.long(), nodes))
+
+
+def as_rows(built: BuiltTrees) -> Trees:
+    """Trees of torch ops with the depth and mask of each node, as the kernels give them."""
+    nodes = built.tokens.shape[1]
+    real = torch.arange(nodes, device=built.tokens.device) < built.counts[:, None]
     rows = torch.nn.functional.pad(built.parents + 1, (1, 0), value=-1)  # as rows of a step, the anchor in front
     rows[:, 1:] = torch.where(real, rows[:, 1:], -1)
     masks = mask_reference.reference(rows)

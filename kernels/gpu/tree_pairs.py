@@ -18,8 +18,7 @@ import triton.language as tl
 
 from kernels.gpu.checks import at_most, expect
 from kernels.gpu.select import NEVER, choose
-from kernels.gpu.tree_build import MOST_NODES, Trees
-from kernels.tree_mask import tree_mask as mask_reference
+from kernels.gpu.tree_build import MOST_NODES, Trees, as_rows
 from kernels.tree_pairs import BENCH_SHAPES, MOST_DEPTH, MOST_WIDTH, RANK_BITS, TEST_SHAPES
 from kernels.tree_pairs import tree_pairs as pairs_reference
 
@@ -32,19 +31,7 @@ def reference(
     logprobs: torch.Tensor, choice: torch.Tensor, tokens: torch.Tensor, budgets: torch.Tensor, nodes: int
 ) -> Trees:
     """The same by torch ops."""
-    built = pairs_reference.reference(logprobs, choice.long(), tokens.long(), budgets.long(), nodes)
-    real = torch.arange(nodes, device=tokens.device) < built.counts[:, None]
-    rows = torch.nn.functional.pad(built.parents + 1, (1, 0), value=-1)  # as rows of a step, the anchor in front
-    rows[:, 1:] = torch.where(real, rows[:, 1:], -1)
-    masks = mask_reference.reference(rows)
-    return Trees(
-        torch.where(real, built.tokens, 0).int(),
-        torch.where(real, built.parents, -1).int(),
-        torch.where(real, masks.depth[:, 1:], 0).int(),
-        torch.where(real, masks.mask[:, 1:], 0),
-        torch.where(real, built.logprobs, 0),
-        built.counts.int(),
-    )
+    return as_rows(pairs_reference.reference(logprobs, choice.long(), tokens.long(), budgets.long(), nodes))
 
 
 @triton.jit
