@@ -121,6 +121,7 @@ class CompiledK2:
                 raise InvalidRequest("feature_layers", layer, f"within the target's {c.num_hidden_layers} layers")
         check_sizes(c, checkpoint.folder / "config.json")
         check_ranks([checkpoint], c)
+        checkpoint.compare()
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
         self.checkpoint_hash = checkpoint_hash(checkpoint.folder) if 0 in self.ranks.mine else ""

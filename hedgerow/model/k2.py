@@ -75,6 +75,8 @@ class K2Model:
         self.shards = self.ranks.count
         parts = [Checkpoint(folder, Share(rank, self.shards)) for rank in self.ranks.mine]
         check_ranks(parts, c)
+        for part in parts:
+            part.compare()
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
         self.latent_eps = c.rms_norm_eps if latent_eps is None else latent_eps

@@ -58,11 +58,12 @@ class Checkpoint:
         return self.stored.get(name) is not None
 
     def check(self, c: K2Config) -> None:
-        """Raises the first CheckpointError that headers tell of, or a converted file's checksums, before anything is
-        loaded.
-        """
+        """Raises the first CheckpointError that headers tell of, before anything is loaded."""
         for fault in faults(self.stored, c, self.share.ranks):
             raise fault
+
+    def compare(self) -> None:
+        """A converted file with its checksums, which takes as long as to read it. Raises CheckpointError."""
         check_share(self.folder, self.share)
 
     def raw(

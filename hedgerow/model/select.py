@@ -99,8 +99,10 @@ def _cuda_target(folder: Path, feature_layers: Sequence[int], engine: Engine) ->
     from hedgerow.model.cuda import CudaK2  # its kernels need triton
 
     config = K2Config.from_folder(folder)
-    Checkpoint(folder).check(config)
+    checkpoint = Checkpoint(folder)
+    checkpoint.check(config)
     check_room(folder, config, place)
+    checkpoint.compare()
     model = CudaK2.load(folder, feature_layers, place)
     check_rows(model)
     return model

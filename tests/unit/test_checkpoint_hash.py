@@ -13,11 +13,13 @@ from hedgerow.model import identity
 from hedgerow.model.config import K2Config
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.identity import KEPT, check_share, checkpoint_hash
+from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import Checkpoint
 from hedgerow.model.tensors import Share
 from hedgerow.weights.convert import convert
 from hedgerow.weights.published import MINI
 from hedgerow.weights.rehearse import write
+from kernels.collectives import Ranks
 
 SHARD = "model-00001-of-000004.safetensors"
 
@@ -101,14 +103,14 @@ def test_a_changed_byte_of_a_converted_file_is_refused_before_it_is_loaded(
     convert(folder, target, 2, lambda text: None)
     config, file = K2Config.from_folder(target), target / "rank-01-of-02.safetensors"
     for rank in (0, 1):
-        Checkpoint(target, Share(rank, 2)).check(config)
+        Checkpoint(target, Share(rank, 2)).compare()
     content, before = bytearray(file.read_bytes()), file.stat()
     content[-3] ^= 1
     file.write_bytes(content)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    Checkpoint(target, Share(0, 2)).check(config)
+    Checkpoint(target, Share(0, 2)).compare()
     with pytest.raises(CheckpointError, match=r"rank-01-of-02\.safetensors.*sha256"):
-        Checkpoint(target, Share(1, 2)).check(config)
+        K2Model(config, target, (), ranks=Ranks(2))
 
 
 def test_a_large_converted_file_is_compared_once(
