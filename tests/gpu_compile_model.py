@@ -8,10 +8,8 @@ from pathlib import Path
 import torch
 
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.config import K2Config
 from hedgerow.model.cuda import CudaK2
 from hedgerow.model.cuda_dflash import CudaDFlash
-from hedgerow.model.loader import Checkpoint
 from tests.gpu_compile import SHARED, Launch, build, launches
 
 SAPLING = Path("models/sapling")
@@ -21,7 +19,7 @@ PRODUCTS = ("_linear", "_gate_up", "_down", "_row_attention", "_draft_attention"
 def steps() -> list[Launch]:
     """A tree's step, a chunk of 256 rows of a prompt, and a draft."""
     cpu = torch.device("cpu")
-    model = CudaK2(K2Config.from_folder(SAPLING), Checkpoint(SAPLING), (1, 4, 7), cpu)
+    model = CudaK2.load(SAPLING, (1, 4, 7), cpu)
     drafter = CudaDFlash(SAPLING.with_name("sapling-dflash"), SAPLING, cpu)
     cache, state = model.new_cache(5), drafter.new_state()
 

@@ -28,7 +28,7 @@ from hedgerow.model.cuda_walk import BACK, CudaWalker, read_walks
 from hedgerow.model.cuda_weights import CudaLayer, Reader, check_sizes
 from hedgerow.model.interface import Verified
 from hedgerow.model.k2 import rotations
-from hedgerow.model.loader import Checkpoint, checkpoint_hash
+from hedgerow.model.loader import Checkpoint
 from kernels.gpu.row_layout import DEEPEST, PAGE
 from kernels.tree_accept import Walked, WalkRows
 
@@ -49,33 +49,33 @@ class CudaK2:
     def __init__(
         self,
         config: K2Config,
-        checkpoint: Checkpoint,
+        reader: Reader,
         feature_layers: Sequence[int],
-        device: torch.device,
-        dtype: torch.dtype = torch.bfloat16,
         latent_eps: float | None = None,
     ) -> None:
         c = self.config = config
         for layer in feature_layers:
             if not 0 <= layer < c.num_hidden_layers or feature_layers.count(layer) > 1:
                 raise InvalidRequest("feature_layers", layer, f"distinct layers of the target's {c.num_hidden_layers}")
-        check_sizes(c, checkpoint)
+        check_sizes(c, reader.folder / "config.json")
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
-        self.checkpoint_hash = checkpoint_hash(checkpoint.folder)
-        self.device, self.dtype = Device(device), dtype
+        self.checkpoint_hash = reader.hash
+        self.device, self.dtype = Device(reader.device), reader.dtype
         self.latent_eps = c.rms_norm_eps if latent_eps is None else latent_eps
         self.positions = c.max_position_embeddings
-        self._weights = self._read(checkpoint)
-        self._arena = Arena(c.num_hidden_layers, c.latent_width, self.device, dtype)
+        self._weights = self._read(reader)
+        self._arena = Arena(c.num_hidden_layers, c.latent_width, self.device, self.dtype)
         self._walker, self._turn = CudaWalker(c.vocab_size, self.device), threading.Lock()
         self._passes, self._grown = Kept(self._make), 0
         self._make_room(LEAST_ROOM)
 
     @classmethod
-    def load(cls, folder: Path, feature_layers: Sequence[int], device: torch.device) -> CudaK2:
+    def load(
+        cls, folder: Path, feature_layers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.bfloat16
+    ) -> CudaK2:
         """Raises ConfigError or CheckpointError as K2Model does, also for a size without code here."""
-        return cls(K2Config.from_folder(folder), Checkpoint(folder), feature_layers, device)
+        return cls(K2Config.from_folder(folder), Reader(Checkpoint(folder), device, dtype), feature_layers)
 
     @property
     def architecture(self) -> str:
@@ -178,9 +178,7 @@ class CudaK2:
     def _make(self, shape: Shape) -> Pass:
         sent, block = self.device.host_room(shape.words), self.device.room(shape.words)
         room, features, walks = self._room, self._features, self._walks
-        step = CudaStep(
-            self.config, self._weights, self.feature_layers, self.latent_eps, room, shape, split(block, shape)
-        )  # fmt: skip
+        step = self.step(shape, split(block, shape))
         asked = split(sent.numpy(), shape)
         asked.seq[:], asked.widths[:] = -1, PAGE  # padding, until it is filled
 
@@ -193,10 +191,14 @@ class CudaK2:
 
         return Pass(asked, self.device.recorded(launch))
 
-    def _read(self, checkpoint: Checkpoint) -> Weights:
+    def step(self, shape: Shape, fields: Fields[torch.Tensor]) -> CudaStep:
+        """The pass over steps of this shape, whose block on the device `fields` are."""
+        return CudaStep(self.config, self._weights, self.feature_layers, self.latent_eps, self._room, shape, fields)
+
+    def _read(self, r: Reader) -> Weights:
         import triton
 
-        c, r = self.config, Reader(checkpoint, self.device.place, self.dtype)
+        c = self.config
         turns = torch.view_as_real(rotations(c)).movedim(-1, 0).contiguous()
         made = hashlib.sha256(turns.numpy().tobytes()).hexdigest()[:8]  # by torch, on this machine
         self.kernel_law = f"{LAW}-triton{triton.__version__}-{made}"

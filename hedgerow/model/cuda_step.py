@@ -106,7 +106,7 @@ class CudaStep:
                 add_rmsnorm(x, w, normed, c.rms_norm_eps, delta=delta, partials=routed, tap=tap)
             self.attention(layer, cache[number], masks)
             add_rmsnorm(x, layer.mlp_norm, normed, c.rms_norm_eps, delta=delta)
-            routed = self.mlp(layer)
+            routed = self.mlp(number, layer)
         last = self.tap(len(self.weights.layers) - 1)
         add_rmsnorm(x, self.weights.norm, normed, c.rms_norm_eps, delta=delta, partials=routed, tap=last)
         if self.shape.wanted:
@@ -147,7 +147,7 @@ class CudaStep:
         linear(context, layer.uv, value)
         linear(value.flatten(1), layer.o, room.delta[:n])
 
-    def mlp(self, layer: CudaLayer) -> torch.Tensor | None:
+    def mlp(self, number: int, layer: CudaLayer) -> torch.Tensor | None:
         """MLP(normed) into `delta`, the routed experts' part beside it."""
         c, room, n, w = self.c, self.room, self.shape.rows, layer.mlp
         normed = room.normed[:n]
@@ -156,13 +156,18 @@ class CudaStep:
             return None
         gate_up = self.swiglu(w.shared_router, w.shared_down)
         logits = gate_up[:, gate_up.shape[1] - c.n_routed_experts :]
-        chosen, weights = room.chosen[:n], room.weights[:n]
-        pairs = room.pairs[: c.n_routed_experts * n].view(c.n_routed_experts, n)
-        route(logits, w.bias, room.slot[:n], chosen, weights, c.norm_topk_prob, c.routed_scaling_factor)
-        expert_lists(chosen, pairs, room.counts)
+        weights, pairs = room.weights[:n], room.pairs[: c.n_routed_experts * n].view(c.n_routed_experts, n)
+        self.choose(number, logits, w.bias)
+        expert_lists(room.chosen[:n], pairs, room.counts)
         inner, partials = room.inner[: n * c.num_experts_per_tok], room.partials[:n]
         int4_moe(normed, weights, pairs, room.counts, w.gate_up, w.down, inner, partials)
         return partials
+
+    def choose(self, number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:
+        """Each row's experts in layer `number`, and their weights."""
+        c, room, n = self.c, self.room, self.shape.rows
+        law = c.norm_topk_prob, c.routed_scaling_factor
+        route(logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n], *law)
 
     def swiglu(self, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
         """down(silu(gate) * up) of `normed` into `delta`; gives what the first product gave, [rows, N]."""

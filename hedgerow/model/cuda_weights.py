@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from hedgerow.model.config import K2Config
 from hedgerow.model.fields import ConfigError
+from hedgerow.model.identity import checkpoint_hash
 from hedgerow.model.loader import Checkpoint
 
 Packed = tuple[torch.Tensor, torch.Tensor]  # words, scales
@@ -18,6 +20,14 @@ class Reader:
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self.checkpoint, self.device, self.dtype = checkpoint, device, dtype
+
+    @property
+    def folder(self) -> Path:
+        return self.checkpoint.folder
+
+    @property
+    def hash(self) -> str:
+        return checkpoint_hash(self.folder)
 
     def dense(self, *names_and_shapes: tuple[str, tuple[int, ...]]) -> torch.Tensor:
         """These tensors, one below the other."""
@@ -111,9 +121,8 @@ class CudaLayer:
         )
 
 
-def check_sizes(c: K2Config, checkpoint: Checkpoint) -> None:
-    """ConfigError for sizes that the GPU's ops have no code for."""
-    file = checkpoint.folder / "config.json"
+def check_sizes(c: K2Config, file: Path) -> None:
+    """ConfigError, about config.json at `file`, for sizes that the GPU's ops have no code for."""
     if not c.int4_experts:
         raise ConfigError(file, "quantization_config", None, "INT4 experts, on a CUDA device")
     for name in ("kv_lora_rank", "qk_rope_head_dim"):

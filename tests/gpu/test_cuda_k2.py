@@ -13,10 +13,8 @@ pytest.importorskip("triton")
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.config import K2Config
 from hedgerow.model.cuda import CudaK2
 from hedgerow.model.k2 import K2Model
-from hedgerow.model.loader import Checkpoint
 from hedgerow.model.selfcheck import PARENTS, plain_logits, tree_logits
 from kernels.sample import Law
 from kernels.tree_accept import WalkRows
@@ -36,9 +34,8 @@ class Pair:
     """The same checkpoint on both engines."""
 
     def __init__(self, folder: Path, features: tuple[int, ...]) -> None:
-        config, device = K2Config.from_folder(folder), torch.device("cpu" if INTERPRETED else "cuda")
-        dtype = torch.float32 if INTERPRETED else torch.bfloat16
-        self.model = CudaK2(config, Checkpoint(folder), features, device, dtype)
+        device = torch.device("cpu" if INTERPRETED else "cuda")
+        self.model = CudaK2.load(folder, features, device, torch.float32 if INTERPRETED else torch.bfloat16)
         self.reference = K2Model.load(folder, features)
         self.features = features
         choose = random.Random(0)
