@@ -6,10 +6,11 @@ and copies what the chart shares with others into its folder files/, the only pl
 In values.yaml a comment "# -- text" describes the next key. At its end may stand one of
     @schema {...}     JSON Schema that narrows the key's type further
     @open             a Kubernetes object or list, taken as it is
+    @resources        a container's requests, and its limits with one of memory
     @env              variables by name, none of which is HEDGEROW_*
     @config SERVICE   that service's settings, by the names of its configuration's fields in lower case
     @live SERVICE     those of them that may change while it runs
-Every other key must be one of values.yaml, of the type that it has there.
+Every other key must be one of values.yaml, of the type that it has there, and no key may be made null.
 """
 
 from __future__ import annotations
@@ -46,8 +47,17 @@ SET = {
     "drafter": OURS | {"target_path"},
     "kvstore": OURS | {"redis_url"},
 }
-COMMENT = re.compile(r"^(?P<text>.*?)(?: @(?P<mark>schema|open|env|config|live)(?: (?P<rest>.*))?)?$")
+COMMENT = re.compile(r"^(?P<text>.*?)(?: @(?P<mark>schema|open|resources|env|config|live)(?: (?P<rest>.*))?)?$")
 QUANTITIES = {"shm", "maxmemory", "size"}
+QUANTITY = {"type": ["string", "number"]}
+RESOURCES: dict[str, Any] = {
+    "type": "object",
+    "required": ["requests", "limits"],
+    "properties": {
+        "requests": {"type": "object", "required": ["cpu", "memory"], "additionalProperties": QUANTITY},
+        "limits": {"type": "object", "required": ["memory"], "additionalProperties": QUANTITY},
+    },
+}
 
 
 class Key:
@@ -67,6 +77,8 @@ class Key:
         if self.mark == "env":
             names = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^HEDGEROW_"}}
             return described | {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
+        if self.mark == "resources":
+            return described | RESOURCES
         kind = {dict: "object", list: "array"}.get(type(self.value)) or NAMES[type(self.value)]
         own = {"type": kind} | (json.loads(self.rest) if self.mark == "schema" else {})
         if self.path[-1] in QUANTITIES:
@@ -132,7 +144,22 @@ def values_schema(found: list[Key]) -> dict[str, Any]:
             )
         node["properties"][key.path[-1]] = key.schema()
     top["properties"]["global"] = {"type": "object", "description": "Helm's own"}
+    # Beside and not among the properties: an entry of `previous` says only what was another value.
+    top["allOf"] = [required(found)]
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the Hedgerow chart"} | top
+
+
+def required(found: list[Key]) -> dict[str, Any]:
+    """Every key is there: a null would take away what values.yaml says, and with it a limit or a probe."""
+    top: dict[str, Any] = {"required": [], "properties": {}}
+    for key in found:
+        node = top
+        for name in key.path[:-1]:
+            if name not in node["required"]:
+                node["required"].append(name)
+            node = node["properties"].setdefault(name, {"required": [], "properties": {}})
+        node["required"].append(key.path[-1])
+    return top
 
 
 def readme(found: list[Key]) -> str:

@@ -56,6 +56,11 @@ labels:
 {{- default (printf "%s-tls" (include "hedgerow.name" .)) .Values.tls.existingSecret -}}
 {{- end }}
 
+{{/* What the command line needs of files, as NOTES.txt has them made. */}}
+{{- define "hedgerow.clientFiles" -}}
+{{- if .Values.tls.enabled }} --tls-ca ca.crt{{ if .Values.tls.clientCerts }} --tls-cert tls.crt --tls-key tls.key{{ end }}{{ end -}}
+{{- end }}
+
 {{/* What a port speaks, for meshes and balancers. */}}
 {{- define "hedgerow.appProtocol" -}}
 {{- ternary "https" "kubernetes.io/h2c" .Values.tls.enabled -}}

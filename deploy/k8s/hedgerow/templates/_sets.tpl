@@ -32,3 +32,12 @@
 {{- with .root.Values.verifier.set }}{{ $name = printf "%s-%s" $name . }}{{ end -}}
 {{- $name -}}
 {{- end }}
+
+{{/* In which a verifier of any set must have loaded. */}}
+{{- define "hedgerow.startupSeconds" -}}
+{{- $most := 0 -}}
+{{- range $values := include "hedgerow.sets" . | fromJsonArray -}}
+{{- $most = max $most (int $values.verifier.startupSeconds) -}}
+{{- end -}}
+{{- $most -}}
+{{- end }}

@@ -1,0 +1,120 @@
+"""What an operator reads, watches and waits for: notes, alerts under any name, renders that stay the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.system.tools import CHART, KUBERNETES, helm, named, pod_specs, render, tool
+
+pytestmark = pytest.mark.system
+# Of everything that the chart would make at random, one's own.
+OWN = (
+    "secrets.existingSecret=mine",
+    "tls.existingSecret=certificates",
+    "apiKeys.enabled=true",
+    "apiKeys.existingSecret=keys",
+)
+DOWN = """
+rule_files: [{rules}]
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: 'up{{job="{job}", namespace="serving", instance="a"}}', values: 0x10}}
+      - {{series: 'process_start_time_seconds{{job="{job}", instance="b"}}', values: 1 2 3 4 5 6 7 8 9 10}}
+      - {{series: 'process_open_fds{{job="{job}", instance="c"}}', values: 90x10}}
+      - {{series: 'process_max_fds{{job="{job}", instance="c"}}', values: 100x10}}
+    promql_expr_test:
+      - expr: count by (alertname) (ALERTS{{alertstate="firing"}})
+        eval_time: 9m
+        exp_samples:
+          - {{labels: '{{alertname="HedgerowTargetDown"}}', value: 1}}
+          - {{labels: '{{alertname="HedgerowRestarts"}}', value: 1}}
+          - {{labels: '{{alertname="HedgerowFilesShort"}}', value: 1}}
+"""
+
+
+def notes(folder: Path, *sets: str) -> str:
+    """What helm prints after an installation: `helm template` leaves it out, so that it becomes an object here."""
+    chart = folder / "chart"
+    shutil.copytree(CHART, chart)
+    text = (chart / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "_notes.tpl").write_text('{{- define "notes" -}}\n' + text + "{{- end }}\n")
+    shown = 'kind: Notes\nmetadata: {name: notes}\ntext: {{ include "notes" . | toJson }}\n'
+    (chart / "templates" / "notes.yaml").write_text(shown)
+    words = ["--namespace=serving", f"--kube-version={KUBERNETES}", "--show-only=templates/notes.yaml"]
+    done = helm("template", "demo", str(chart), *words, *(word for each in sets for word in ("--set", each)))
+    assert done.returncode == 0, done.stderr
+    return str(yaml.safe_load(done.stdout)["text"])
+
+
+def test_notes_name_every_file_that_a_client_needs(tmp_path: Path) -> None:
+    for number, (sets, wanted) in enumerate(
+        [
+            (("tls.enabled=false",), set[str]()),
+            ((), {"ca"}),
+            (("tls.clientCerts=true",), {"ca", "cert", "key"}),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        said = notes(folder, *sets)
+        (command,) = (line for line in said.splitlines() if "hedgerow generate" in line)
+        assert set(re.findall(r"--tls-(\w+)", command)) == wanted, said
+        for file in re.findall(r"--tls-\w+ (\S+)", command):
+            assert re.search(rf"[> ]{file}\b.*$", said.replace(command, ""), re.M), f"how to get {file}"
+
+
+def test_alerts_find_their_series_whatever_the_objects_are_called(tmp_path: Path) -> None:
+    """The operator takes the job from the Service's label that jobLabel names, else from the Service's name."""
+    sets = ("fullnameOverride=inference", "metrics.serviceMonitor.enabled=true", "metrics.prometheusRule.enabled=true")
+    objects = render("values", *sets)
+    service = named(objects, "Service", "-metrics")["metadata"]
+    monitor = named(objects, "ServiceMonitor")["spec"]
+    assert "hedgerow" not in service["name"]
+    assert monitor["selector"]["matchLabels"].items() <= service["labels"].items()
+    rules, case = tmp_path / "rules.yaml", tmp_path / "case.yaml"
+    rules.write_text(json.dumps({"groups": named(objects, "PrometheusRule")["spec"]["groups"]}))
+    job = service["labels"].get(monitor.get("jobLabel", ""), service["name"])
+    for each, passes in ((job, True), (service["name"], False)):
+        case.write_text(DOWN.format(rules=rules, job=each))
+        command = [tool("promtool"), "test", "rules", str(case)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode == 0) == passes, f"job {each}: {done.stdout}{done.stderr}"
+
+
+def test_with_secrets_of_ones_own_a_render_is_always_the_same() -> None:
+    """Argo CD and Flux render without a cluster to look at: what is random there would be new each time."""
+    first, second = (render("values", *OWN, secrets=False) for _ in range(2))
+    assert first == second
+    assert not [each for each in first if each["kind"] == "Secret"]
+
+
+@pytest.mark.parametrize("left", OWN[:2])
+def test_a_secret_that_the_chart_makes_is_new_in_each_render(left: str) -> None:
+    """That the test above can fail."""
+    first, second = (render("values", *(each for each in OWN if each != left), secrets=False) for _ in range(2))
+    assert first != second
+
+
+@pytest.mark.parametrize(("seconds", "deadline"), [(60, 600), (600, 900), (3000, 3300)])
+def test_a_rollout_of_gateways_has_not_failed_while_weights_load(seconds: int, deadline: int) -> None:
+    """They are ready when a verifier is. What is past its deadline is degraded to whoever watches the rollout."""
+    objects = render("values", f"verifier.startupSeconds={seconds}")
+    spec: dict[str, Any] = named(objects, "Deployment", "-gateway")["spec"]
+    assert spec["progressDeadlineSeconds"] == deadline
+    start = pod_specs(objects)["StatefulSet/demo-hedgerow-verifier"]["containers"][0]["startupProbe"]
+    assert start["periodSeconds"] * start["failureThreshold"] < deadline
+
+
+def test_an_old_sets_weights_count_too() -> None:
+    old = "previous[0].verifier.set=,previous[0].verifier.startupSeconds=5000"
+    objects = render("values", "verifier.set=b", old)
+    assert named(objects, "Deployment", "-gateway")["spec"]["progressDeadlineSeconds"] == 5300

@@ -1,0 +1,61 @@
+"""Values that contradict each other, or that no cluster would take, are refused by name and before anything is sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.system.tools import CHART, KUBERNETES, chosen, helm, template
+
+pytestmark = pytest.mark.system
+PREVIOUS = "verifier.set=b,previous[0].images.engine.tag=latest,previous[0].verifier.set="
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("gateway.autoscaling.minReplicas=11", "gateway.autoscaling.minReplicas: 11 is more than maxReplicas, 10"),
+        ("gateway.pdb.maxUnavailable=2", "gateway.pdb.maxUnavailable: 2 of 2 pods would leave none"),
+        ("kvstore.pdb.maxUnavailable=3", "kvstore.pdb.maxUnavailable: 3 of 2 pods would leave none"),
+        ("fullnameOverride=Upper", "'/fullnameOverride': 'Upper' does not match"),
+        ("fullnameOverride=ends-", "'/fullnameOverride': 'ends-' does not match"),
+        ("fullnameOverride=has.dot", "'/fullnameOverride': 'has.dot' does not match"),
+        (f"fullnameOverride={'a' * 41}", "'/fullnameOverride'"),
+        ("images.slim.tag=LATEST", 'images.slim.tag: "LATEST"'),
+        ("images.engine.tag=Latest", 'images.engine.tag: "Latest"'),
+        ("images.engine.tag=a/b", "'/images/engine/tag'"),
+        (PREVIOUS, 'images.engine.tag of an entry of previous: "latest"'),
+        ("gateway.resources.limits=null", "'/gateway/resources': missing property 'limits'"),
+        ("verifier.resources.limits.memory=null", "'/verifier/resources/limits': missing property 'memory'"),
+        ("redis.resources.requests.cpu=null", "'/redis/resources/requests': missing property 'cpu'"),
+        ("drafter.resources=null", "'/drafter': missing property 'resources'"),
+        ("gateway.limits=null", "'/gateway': missing property 'limits'"),
+        ("tls=null", "missing property 'tls'"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given: str, why: str) -> None:
+    done = template(*chosen("values-laptop", given))
+    assert done.returncode != 0
+    assert why in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "gateway.autoscaling.minReplicas=10",
+        "gateway.pdb.maxUnavailable=2,gateway.replicas=3",
+        "gateway.pdb.maxUnavailable=2,gateway.pdb.enabled=false",
+        "gateway.autoscaling.enabled=true,gateway.autoscaling.minReplicas=1",
+        "fullnameOverride=a-1",
+        "images.slim.tag=latest-2",
+    ],
+)
+def test_what_is_just_within_is_taken(given: str) -> None:
+    done = template(*chosen("values-laptop", given))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_release_whose_name_begins_with_a_digit_is_refused() -> None:
+    """A Service's name must begin with a letter: half of the release would be made, and no more."""
+    done = helm("template", "1st", str(CHART), f"--kube-version={KUBERNETES}")
+    assert done.returncode != 0
+    assert '"1st-hedgerow" is no name for a Service' in done.stderr
