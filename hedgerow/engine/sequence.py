@@ -8,10 +8,20 @@ from collections.abc import Sequence
 
 import torch
 
+from hedgerow.engine.chunks import Chunks
 from hedgerow.engine.features import FeatureRing
 from hedgerow.engine.stops import Stop, StopWatch
 from hedgerow.engine.tree import TreeConfig
-from hedgerow.engine.types import Finish, SequenceTimings, Start, StepStats, StepTimings, Update, UsageCount
+from hedgerow.engine.types import (
+    Finish,
+    PrefillChunk,
+    SequenceTimings,
+    Start,
+    StepStats,
+    StepTimings,
+    Update,
+    UsageCount,
+)
 
 
 class Phase(enum.Enum):
@@ -53,7 +63,7 @@ class AttachedSequence:
         self.stop: Stop | None = None
         self._follow(start.committed)
         self.steps = self.draft_tokens = self.accepted_draft_tokens = 0
-        self.timings = SequenceTimings()
+        self.timings, self._chunks = SequenceTimings(), Chunks()
         self._begun_ns = time.perf_counter_ns()
 
     @property
@@ -96,7 +106,7 @@ class AttachedSequence:
 
         Committed tokens that were not here yet are replayed. The budget cannot grow: pages are reserved for it.
         """
-        self.start, self.pair = start, (start.epoch, start.attempt)
+        self.start, self.pair, self._chunks = start, (start.epoch, start.attempt), Chunks()
         self.budget = min(self.budget, budget)
         self._follow(start.committed[len(self.output) :])
         self.committed = self.told = len(start.committed)
@@ -106,8 +116,8 @@ class AttachedSequence:
         self.pages = pages
         self.timings.queue_ns = time.perf_counter_ns() - self._begun_ns
 
-    def spend(self, phase: Phase, step: StepTimings) -> None:
-        """Counts a step in which the sequence took part, as what it was when the step began."""
+    def spend(self, phase: Phase, rows: int, step: StepTimings) -> None:
+        """Counts a step in which the sequence took part with `rows`, as what it was when the step began."""
         timings = self.timings
         if phase is Phase.DECODING:
             timings.draft_ns += step.draft_ns
@@ -115,6 +125,8 @@ class AttachedSequence:
             timings.accept_ns += step.accept_ns
         else:
             timings.prefill_ns += step.total_ns
+            of_prompt = rows if phase is Phase.PREFILLING else 0
+            self._chunks.add(PrefillChunk(1, of_prompt, rows - of_prompt, step.total_ns, step.step_end_unix_ns))
         timings.step_end_unix_ns = step.step_end_unix_ns
         timings.total_ns = time.perf_counter_ns() - self._begun_ns
 
@@ -154,6 +166,7 @@ class AttachedSequence:
             self.timings.queue_ns = self.timings.queue_ns or self.timings.total_ns
         stop = self.stop if ended and self.stop is not None and self.finish is self.stop.finish else None
         offset, self.told = self.told, len(self.output)
+        timed = ended or offset == len(self.start.committed)
         return Update(
             owner=self.start.owner,
             session_id=self.start.session_id,
@@ -167,7 +180,8 @@ class AttachedSequence:
             usage=self.usage() if ended else None,
             stats=stats,
             error=error,
-            timings=self.timings if ended or offset == len(self.start.committed) else None,
+            timings=self.timings if timed else None,
+            chunks=self._chunks.seen if timed else (),
         )
 
     def usage(self) -> UsageCount:

@@ -150,6 +150,16 @@ class SequenceTimings:
     step_end_unix_ns: int = 0
 
 
+class PrefillChunk(NamedTuple):
+    """Steps of one sequence that computed its prompt, or committed output again; as hedgerow.v1.PrefillChunk."""
+
+    steps: int
+    prompt_rows: int
+    replayed_rows: int
+    took_ns: int  # of the whole steps
+    end_unix_ns: int  # of the last one
+
+
 @dataclass(frozen=True)
 class Update:
     """What a step did for one sequence."""
@@ -167,6 +177,7 @@ class Update:
     stats: StepStats | None = None
     error: Exception | None = None  # finish is ERROR
     timings: SequenceTimings | None = None  # with the first and the last; whole once the step's result is out
+    chunks: Sequence[PrefillChunk] = ()  # of this attempt, with the timings
 
 
 class StepTimings(NamedTuple):

@@ -189,7 +189,7 @@ class VerifierEngine:
             step_end_unix_ns=time.time_ns(),
         )
         for work in plan.works:
-            work.sequence.spend(work.phase, timings)
+            work.sequence.spend(work.phase, work.rows, timings)
         return StepResult(plan.step_id, updates, timings)
 
     def check(self) -> None:

@@ -120,7 +120,7 @@ class AttachResponse(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[SequenceUpdate, _Mapping]]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class SequenceUpdate(_message.Message):
-    __slots__ = ("session_id", "epoch", "attempt", "offset", "tokens", "finish_reason", "matched_stop", "matched_token", "usage", "stats", "logprobs", "error", "key_split", "timings")
+    __slots__ = ("session_id", "epoch", "attempt", "offset", "tokens", "finish_reason", "matched_stop", "matched_token", "usage", "stats", "logprobs", "error", "key_split", "timings", "chunks")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class SequenceUpdate(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     KEY_SPLIT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     attempt: int
@@ -149,7 +150,22 @@ class SequenceUpdate(_message.Message):
     error: SequenceError
     key_split: int
     timings: _common_pb2.Timings
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., stats: _Optional[_Union[_common_pb2.StepStats, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., key_split: _Optional[int] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
+    chunks: _containers.RepeatedCompositeFieldContainer[PrefillChunk]
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., stats: _Optional[_Union[_common_pb2.StepStats, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., key_split: _Optional[int] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[PrefillChunk, _Mapping]]] = ...) -> None: ...
+
+class PrefillChunk(_message.Message):
+    __slots__ = ("steps", "prompt_rows", "replayed_rows", "took_ns", "end_unix_ns")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_NS_FIELD_NUMBER: _ClassVar[int]
+    END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    prompt_rows: int
+    replayed_rows: int
+    took_ns: int
+    end_unix_ns: int
+    def __init__(self, steps: _Optional[int] = ..., prompt_rows: _Optional[int] = ..., replayed_rows: _Optional[int] = ..., took_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ...) -> None: ...
 
 class SequenceError(_message.Message):
     __slots__ = ("reason", "message", "metadata", "retry_after_ms", "held_epoch", "held_attempt")

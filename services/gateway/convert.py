@@ -233,7 +233,7 @@ def step(message: engine.AttachResponse) -> tuple[list[m.Update], m.Timings]:
             optional(u, "matched_token"), row(m.Usage, u.usage) if u.HasField("usage") else None,
             stats(u.stats) if u.HasField("stats") else None,
             row(m.Timings, u.timings) if u.HasField("timings") else None,
-            sequence_error(u.error) if u.HasField("error") else None,
+            sequence_error(u.error) if u.HasField("error") else None, [row(m.Chunk, chunk) for chunk in u.chunks],
         )
         for u in message.updates
     ]  # fmt: skip

@@ -102,6 +102,16 @@ class Start(NamedTuple):
     return_trees: bool
 
 
+class Chunk(NamedTuple):
+    """Steps of a verifier that computed a prompt, or committed output again."""
+
+    steps: int
+    prompt_rows: int
+    replayed_rows: int
+    took_ns: int
+    end_unix_ns: int
+
+
 class Update(NamedTuple):
     """What a step of the verifier did for one session."""
 
@@ -117,6 +127,7 @@ class Update(NamedTuple):
     stats: StepStats | None = None
     timings: Timings | None = None  # of the session, with the last update
     error: HedgerowError | None = None
+    chunks: Sequence[Chunk] = ()  # with the timings
 
 
 class End(NamedTuple):

@@ -15,7 +15,8 @@ from services.gateway import about
 from services.gateway.ports import Counts, Verifier
 from services.gateway.session import Session
 from services.gateway.spans import Spans
-from services.gateway.stream import Chunk, Event, Finished
+from services.gateway.stream import Chunk, Event, Finished, Making
+from services.gateway.trees import Attributes
 from services.gateway.types import Finish, Generation, Trace
 
 LEFT = "left"  # the outcome of a call whose client went away
@@ -75,14 +76,13 @@ class Call:
         elif isinstance(event, Finished):
             self._outcome = event.end.reason.name.lower()
 
-    def streamed(self, detokenizing_ns: int) -> None:
-        """Its stream is over; making text took so long, all of it together."""
+    def streamed(self, making: Making) -> None:
+        """Its stream is over, and its text was made so."""
         if self._streamed_at:
-            took: dict[str, tracing.Attribute] = {
-                "hedgerow.detokenize_ms": round(detokenizing_ns / 1e6, 3),
-                "hedgerow.tokens": self._tokens,
-            }
-            self._calls.spans.note(self.trace, "stream", self._streamed_at, took)
+            since = time.time_ns() - time.perf_counter_ns()
+            text = (since + making.begun, since + making.ended)
+            took: Attributes = {"hedgerow.ms": round(making.spent / 1e6, 3), "hedgerow.pieces": making.pieces}
+            self._calls.spans.streamed(self.trace, self._streamed_at, {"hedgerow.tokens": self._tokens}, text, took)
 
     def over(self, error: BaseException | None) -> None:
         """The call has ended; CancelledError and GeneratorExit are its client's doing."""

@@ -116,7 +116,7 @@ async def _events(stream: Stream, call: Call, *, with_steps: bool) -> AsyncGener
                 call.sent(event, stream.session)
                 yield convert.event(event, with_steps=with_steps)
     finally:
-        call.streamed(stream.text_ns)
+        call.streamed(stream.making)
         stream.close()
 
 

@@ -7,6 +7,7 @@
     │  └─ attachment                             the verifier's own span, a leaf
     ├─ commit                                    from the first append to the last answer
     └─ stream                                    from the first to the last event to the client
+       └─ detokenize                             one for all of them; how long of that it took
 
 Nothing leaves before its root does: what dies with this process leaves no span whose parent never comes. The tree waits
 a moment for a verifier that still has something to say, so that its leaf does not end after it. A session that outlives
@@ -84,10 +85,13 @@ class Spans(Watcher):
         finally:
             tree.part(name, begun, self._clock(), error)
 
-    def note(self, trace: Trace, name: str, begun: int, attributes: Attributes) -> None:
-        """A span of a call that ends now."""
+    def streamed(self, trace: Trace, begun: int, about: Attributes, text: tuple[int, int], making: Attributes) -> None:
+        """A call's stream is over, which `begun`; `text` is when its tokens were made text, all together."""
         if (tree := self._calls.get(trace.traceparent)) is not None:
-            tree.part(name, begun, self._clock(), None, attributes)
+            now = self._clock()
+            first, last = min(text[0], now), min(text[1], now)
+            tree.part("stream", min(begun, first), now, None, about)
+            tree.part("detokenize", first, last, None, making, within="stream")
 
     def reads(self, trace: Trace, session: Session) -> None:
         """A call is about this session: where it does not run for that call, the two are linked."""
@@ -137,7 +141,7 @@ class Spans(Watcher):
             end = timings.step_end_unix_ns
             attempt.first = end if attempt.begun <= end <= now else now
         attempt.last = now
-        attempt.timings = update.timings or attempt.timings
+        attempt.timings, attempt.chunks = update.timings or attempt.timings, update.chunks or attempt.chunks
         if update.stats is not None:
             attempt.steps.add(now, update.stats, timings)
         if update.finish:
@@ -147,6 +151,7 @@ class Spans(Watcher):
         attempt = self._waiting.get((update.session_id, update.epoch, update.attempt))
         if attempt is not None:
             attempt.last, attempt.timings = self._clock(), update.timings or attempt.timings
+            attempt.chunks = update.chunks or attempt.chunks
             self._heard(attempt)
 
     def committed(self, session: Session) -> None:

@@ -56,6 +56,20 @@ class Finished(NamedTuple):
 Event = Started | Chunk | Finished
 
 
+class Making:
+    """How long making text of tokens takes, all pieces of a stream together; in nanoseconds of `perf_counter`."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = self.spent = self.pieces = 0
+
+    def took(self, begun: int, ended: int) -> None:
+        """One more piece."""
+        self.begun = self.begun or begun
+        self.ended = ended
+        self.spent += ended - begun
+        self.pieces += 1
+
+
 class Source(Protocol):
     """Where a stream reads."""
 
@@ -87,7 +101,7 @@ class Stream:
         text = Detokenizer(pieces, sampling.stop, sampling.stop_token_ids)
         self._text, self._answer = Transcript(text, position.text), reader(session.record)
         self._seeking, self._is_late = position.by_text, False
-        self.text_ns = 0  # that making text has taken
+        self.making = Making()
 
     @property
     def session(self) -> Session:
@@ -111,7 +125,7 @@ class Stream:
             while True:
                 begun = time.perf_counter_ns()
                 chunk = self._chunk(piece)
-                self.text_ns += time.perf_counter_ns() - begun
+                self.making.took(begun, time.perf_counter_ns())
                 if chunk.tokens or chunk.text or chunk.deltas:
                     yield chunk
                 if piece.last:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hedgerow.rpc import tracing
-from services.gateway.messages import Timings
+from services.gateway.messages import Chunk, Timings
 from services.gateway.session import Session
 from services.gateway.types import Trace
 from services.gateway.windows import Windows
@@ -25,6 +26,7 @@ class Attempt:
     waits: bool = True  # for the verifier's last word
     error: str | None = None
     timings: Timings | None = None
+    chunks: Sequence[Chunk] = ()
     steps: Windows = field(default_factory=Windows)
 
 
@@ -35,7 +37,7 @@ class Tree:
         self.span, self.trace = span, trace
         self.parent = tracing.traceparent(span)
         self._linked = dict.fromkeys([self.parent])
-        self.parts: list[tuple[str, int, int, str | None, Attributes]] = []
+        self.parts: list[tuple[str, int, int, str | None, Attributes, str]] = []
         self.attempts: list[Attempt] = []
         self.session: Session | None = None  # while it runs here
         self.called = True  # its call is open
@@ -59,16 +61,23 @@ class Tree:
         self.ended = max(self.ended, now)
 
     def part(
-        self, name: str, begun: int, now: int, error: str | None = None, attributes: Attributes | None = None
+        self,
+        name: str,
+        begun: int,
+        now: int,
+        error: str | None = None,
+        attributes: Attributes | None = None,
+        within: str = "",
     ) -> None:
-        """A span below the root, to be given out with it."""
-        self.parts.append((name, begun, now, error, attributes or {}))
+        """A span below the root, or below the part `within` that was told before, to be given out with it."""
+        self.parts.append((name, begun, now, error, attributes or {}, within))
         self.touch(now)
 
     def close(self) -> None:
         """Give everything out."""
-        for name, begun, now, error, attributes in self.parts:
-            tracing.told(name, (begun, now), self.parent, error=error, attributes=attributes)
+        made = {"": self.parent}
+        for name, begun, now, error, attributes, within in self.parts:
+            made[name] = tracing.told(name, (begun, now), made[within], error=error, attributes=attributes)
         for attempt in self.attempts:
             self._close(attempt)
         first, last, count, total, longest = self.commits
@@ -85,10 +94,22 @@ class Tree:
         admitted = min(a.begun + a.timings.queue_ns, first) if a.timings else a.begun
         if a.timings:
             tracing.told("queue", (a.begun, admitted), parent)
-        tracing.told("prefill" if a.timings else "queue and prefill", (admitted, first), parent)
+        prefill = tracing.begin("prefill" if a.timings else "queue and prefill", parent, start_ns=admitted)
+        _tell_chunks(prefill, a, admitted, first)
+        tracing.end(prefill, end_ns=first)
         if a.first:
             decode = tracing.begin("decode", parent, start_ns=first)
             for at, about in a.steps.events():
                 tracing.event(decode, "step" if about["steps"] == 1 else "steps", at, **about)
             tracing.end(decode, attributes=a.steps.total(), end_ns=end)
         tracing.end(a.span, a.error, end_ns=end)
+
+
+def _tell_chunks(prefill: tracing.Span, a: Attempt, begun: int, end: int) -> None:
+    """Each chunk as an event. Their times are of a verifier's clock: only what lies between them counts."""
+    last = a.chunks[-1].end_unix_ns if a.chunks else 0
+    for chunk in a.chunks:
+        at = end - (last - chunk.end_unix_ns)
+        if begun <= at <= end:
+            about = {name: value for name, value in chunk._asdict().items() if not name.endswith("_ns")}
+            tracing.event(prefill, "chunk", at, **about, ms=round(chunk.took_ns / 1e6, 3))

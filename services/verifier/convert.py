@@ -126,6 +126,7 @@ def update_to(update: Update) -> verifier_pb2.SequenceUpdate:
         message.error.CopyFrom(error_to(update.error))
     if update.timings is not None:
         message.timings.CopyFrom(common_pb2.Timings(**vars(update.timings)))
+    message.chunks.extend(verifier_pb2.PrefillChunk(**chunk._asdict()) for chunk in update.chunks)
     return message
 
 

@@ -90,7 +90,7 @@ async def test_a_request_is_one_tree_from_its_caller_to_the_verifier(
     assert parents == {
         "ask": "", GENERATE: "ask", "tokenize": GENERATE, "create session": GENERATE, "attempt": GENERATE,
         "queue": "attempt", "prefill": "attempt", "decode": "attempt", "attachment": "attempt", "commit": GENERATE,
-        "stream": GENERATE,
+        "stream": GENERATE, "detokenize": "stream",
     }, str(found)  # fmt: skip
     attributes(
         root, span__kind="server", rpc__system__name="grpc", rpc__method=GENERATE, rpc__response__status_code="OK",
@@ -111,6 +111,12 @@ async def test_a_request_is_one_tree_from_its_caller_to_the_verifier(
     assert {"tree_nodes", "accepted", "draft_ms", "verify_ms", "accept_ms", "commit_ms"} <= steps[0].keys()
     assert sum(fields["verify_ms"] for fields in steps) > 0
     assert found.one("commit").tags["hedgerow.appends"] > 0
+    chunks = [fields for name, fields in found.one("prefill").events if name == "chunk"]
+    assert sum(fields["prompt_rows"] for fields in chunks) == root.tags["gen_ai.usage.input_tokens"]
+    assert all(fields["ms"] > 0 for fields in chunks)
+    text = found.one("detokenize")
+    assert 0 < text.tags["hedgerow.ms"] <= (text.end - text.begin) / 1e3
+    assert 0 < text.tags["hedgerow.pieces"] <= 200
     assert PROMPT not in str([span.tags for span in found.spans]), "content is told only where that is wanted"
 
 
