@@ -9,13 +9,14 @@ import torch
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Shape
 from hedgerow.model.cuda_walk import BACK, read_laws, walk
-from hedgerow.model.cuda_weights import CudaLayer, SparseMlp
+from hedgerow.model.cuda_weights import CudaLayer, Packed, SparseMlp
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.int4_moe import int4_moe
 from kernels.gpu.kv_compact import kv_compact
 from kernels.gpu.linear import linear
 from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention
+from kernels.gpu.plain_moe import plain_moe
 from kernels.gpu.rope import mla_inputs, rope
 from kernels.gpu.router import expert_lists, route
 from kernels.gpu.row_attention import row_attention
@@ -160,7 +161,10 @@ class CudaStep:
         self.choose(number, logits, w.bias)
         expert_lists(room.chosen[:n], pairs, room.counts)
         inner, partials = room.inner[: n * c.num_experts_per_tok], room.partials[:n]
-        int4_moe(normed, weights, pairs, room.counts, w.gate_up, w.down, inner, partials)
+        if isinstance(w.gate_up, Packed) and isinstance(w.down, Packed):
+            int4_moe(normed, weights, pairs, room.counts, w.gate_up, w.down, inner, partials)
+        else:
+            plain_moe(normed, weights, pairs, room.counts, w.gate_up, w.down, inner, partials)
         return partials
 
     def choose(self, number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:

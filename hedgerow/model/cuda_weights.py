@@ -1,22 +1,47 @@
-"""A K2 target's weights as the GPU's ops read them: bfloat16 [N, K], INT4 words as stored, some float32."""
+"""A K2 target's weights as the GPU's ops read them: bfloat16 [N, K], INT4 words and FP8 experts as stored, some
+float32."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from hedgerow.model.config import K2Config
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.identity import checkpoint_hash
-from hedgerow.model.loader import Checkpoint
+from hedgerow.model.loader import DENSE, FP8, Checkpoint
+from hedgerow.model.tensors import BLOCK, GROUP, scale_name, scale_shape
 
-Packed = tuple[torch.Tensor, torch.Tensor]  # words, scales
+SCALES = (torch.float32, torch.bfloat16)  # of FP8 blocks
+
+
+class Packed(NamedTuple):
+    """A layer's experts in INT4, as `kernels.gpu.int4_moe` reads them."""
+
+    words: torch.Tensor
+    scales: torch.Tensor
+
+
+class Plain(NamedTuple):
+    """A layer's experts in FP8 with the scales of their blocks, or in the model's type, as `plain_moe` reads them."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None
+
+
+Experts = Packed | Plain
 
 
 class Reader:
-    """Tensors of one checkpoint, in `dtype` on `device`. Each loses nothing that its file holds in bfloat16."""
+    """Tensors of one checkpoint on `device`, dense ones in `dtype`.
+
+    Bytes go from the files to the device in their stored types, through pinned memory of a fixed size; what changes its
+    type or is unpacked is so there. Each loses nothing that its file holds in bfloat16. A dense matrix of FP8 is code
+    times scale in float32, then of `dtype`; experts keep their codes.
+    """
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self.checkpoint, self.device, self.dtype = checkpoint, device, dtype
@@ -31,18 +56,35 @@ class Reader:
 
     def dense(self, *names_and_shapes: tuple[str, tuple[int, ...]]) -> torch.Tensor:
         """These tensors, one below the other."""
-        parts = [self.checkpoint.weight(name, *shape) for name, shape in names_and_shapes]
-        return torch.cat(parts).to(self.device, self.dtype)
+        parts = [self.checkpoint.part(name, shape) for name, shape in names_and_shapes]
+        rows = sum(part[0] for part in parts)
+        out = torch.empty((rows, *parts[0][1:]), dtype=self.dtype, device=self.device)
+        for (name, shape), place in zip(names_and_shapes, out.split([part[0] for part in parts]), strict=True):
+            if not self.checkpoint.into(place, name, shape, (*DENSE, FP8)):
+                place.copy_(self.checkpoint.dense(name, shape, self.device))
+        return out
 
     def float32(self, name: str, *shape: int) -> torch.Tensor:
-        return self.checkpoint.weight(name, *shape).to(self.device)
+        return self.checkpoint.dense(name, shape, self.device).float()
 
-    def packed(self, names: list[list[str]], rows: int, columns: int) -> Packed:
-        """INT4 matrices of one expert below each other, the experts stacked: names[expert][part]."""
-        read = [[self.checkpoint.packed(name, rows, columns) for name in parts] for parts in names]
-        words = torch.stack([torch.cat([part.words for part in parts]) for parts in read])
-        scales = torch.stack([torch.cat([part.scales for part in parts]) for parts in read])
-        return words.to(self.device), scales.to(self.device, self.dtype)
+    def experts(self, names: list[list[str]], rows: int, columns: int, int4: bool) -> Experts:
+        """Matrices of one expert below each other, the experts stacked: names[expert][part]."""
+        flat = [name for parts in names for name in parts]
+        if int4:
+            values, scales = self.checkpoint.stacked_packed(flat, rows, columns, self.device)
+            return Packed(self.together(values, len(names)), self.together(scales, len(names)).to(self.dtype))
+        plain = [f"{name}.weight" for name in flat]
+        values = self.checkpoint.stacked(plain, (rows, columns), (*DENSE, FP8), self.device)
+        if values.dtype != FP8:
+            return Plain(self.together(values, len(names)).to(self.dtype), None)
+        blocks = [scale_name(name) for name in plain]
+        found = self.checkpoint.stacked(blocks, scale_shape((rows, columns)), SCALES, self.device)
+        return Plain(self.together(values, len(names)), self.together(found, len(names)).float())
+
+    @staticmethod
+    def together(stacked: torch.Tensor, experts: int) -> torch.Tensor:
+        """[experts * parts, N, K] -> [experts, parts * N, K]"""
+        return stacked.view(experts, -1, stacked.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -63,8 +105,8 @@ class SparseMlp:
     shared_router: torch.Tensor  # [2 shared width + experts, hidden]
     shared_down: torch.Tensor  # [hidden, shared width]
     bias: torch.Tensor  # [experts] float32
-    gate_up: Packed  # [experts, 2 width, hidden]
-    down: Packed  # [experts, hidden, width]
+    gate_up: Experts  # [experts, 2 width, hidden]
+    down: Experts  # [experts, hidden, width]
 
     @classmethod
     def load(cls, r: Reader, base: str, c: K2Config) -> SparseMlp:
@@ -76,8 +118,8 @@ class SparseMlp:
             shared_router=r.dense(*parts, (base + "gate.weight", (count, hidden))),
             shared_down=r.dense((base + "shared_experts.down_proj.weight", (hidden, shared))),
             bias=r.float32(base + "gate.e_score_correction_bias", count),
-            gate_up=r.packed([[e + "gate_proj", e + "up_proj"] for e in experts], width, hidden),
-            down=r.packed([[e + "down_proj"] for e in experts], hidden, width),
+            gate_up=r.experts([[e + "gate_proj", e + "up_proj"] for e in experts], width, hidden, c.int4_experts),
+            down=r.experts([[e + "down_proj"] for e in experts], hidden, width, c.int4_experts),
         )
 
 
@@ -123,12 +165,11 @@ class CudaLayer:
 
 def check_sizes(c: K2Config, file: Path) -> None:
     """ConfigError, about config.json at `file`, for sizes that the GPU's ops have no code for."""
-    if not c.int4_experts:
-        raise ConfigError(file, "quantization_config", None, "INT4 experts, on a CUDA device")
     for name in ("kv_lora_rank", "qk_rope_head_dim"):
         size = getattr(c, name)
         if size < 16 or size & (size - 1):
             raise ConfigError(file, name, size, "a power of two from 16 on, on a CUDA device")
+    unit = BLOCK if c.fp8 else GROUP
     for name in ("hidden_size", "moe_intermediate_size"):
-        if getattr(c, name) % 32:
-            raise ConfigError(file, name, getattr(c, name), "a multiple of 32, on a CUDA device")
+        if getattr(c, name) % unit:
+            raise ConfigError(file, name, getattr(c, name), f"a multiple of {unit}, on a CUDA device")

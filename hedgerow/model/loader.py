@@ -30,6 +30,7 @@ __all__ = ["INDEX", "Checkpoint", "CheckpointError", "PackedWeight", "checkpoint
 log = logging.getLogger(__name__)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FP8 = torch.float8_e4m3fn
+DENSE = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class PackedWeight(NamedTuple):
@@ -75,14 +76,33 @@ class Checkpoint:
         self._meter.add(tensor.nbytes)
         return tensor
 
+    def into(self, out: torch.Tensor, name: str, shape: Sequence[int], dtypes: Sequence[torch.dtype]) -> bool:
+        """`raw`, straight into `out`; False, and nothing is read, where it is stored in another type than out's."""
+        entry = self._entry(name, shape, dtypes)
+        if DTYPES[entry.dtype] != out.dtype or not out.is_contiguous():
+            return False
+        self._files.into(out.view(-1).view(torch.uint8), entry, axis_of(name), self._cut)
+        self._meter.add(out.nbytes)
+        return True
+
+    def part(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+        """The share's shape of a tensor that is `shape` as a whole."""
+        return Wanted(name, tuple(shape), (), axis_of(name)).part(self.share.ranks)
+
     def stacked(
-        self, names: Sequence[str], shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        names: Sequence[str],
+        shape: Sequence[int],
+        dtypes: torch.dtype | Sequence[torch.dtype],
+        device: torch.device | str = "cpu",
     ) -> torch.Tensor:
-        """The shares of tensors of one shape, [names, ...]; where they lie side by side, in one read."""
+        """The shares of tensors of one shape, and of the first one's type, [names, ...]: in one read where they lie
+        side by side."""
+        allowed = (dtypes,) if isinstance(dtypes, torch.dtype) else dtypes
+        dtype = DTYPES[self._entry(names[0], shape, allowed).dtype]
         entries = [self._entry(name, shape, (dtype,)) for name in names]
         axis = axis_of(names[0])
-        part = Wanted(names[0], tuple(shape), (), axis).part(self.share.ranks)
-        out = torch.empty((len(names), *part), dtype=dtype, device=device)
+        out = torch.empty((len(names), *self.part(names[0], shape)), dtype=dtype, device=device)
         flat = out.view(-1).view(torch.uint8)
         first, last = entries[0], entries[-1]
         if self._cut == WHOLE and all(a.end == b.start and a.file == b.file for a, b in pairwise(entries)):
@@ -92,6 +112,19 @@ class Checkpoint:
                 self._files.into(place, entry, axis, self._cut)
         self._meter.add(out.nbytes)
         return out
+
+    def stacked_packed(
+        self, names: Sequence[str], rows: int, columns: int, device: torch.device | str = "cpu"
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """INT4 matrices of one size as they are stored: words [names, N, K / 8] and scales [names, N, K / 32]."""
+        for name in names:
+            self.check_shape(name, rows, columns)
+        words = [f"{name}.weight_packed" for name in names]
+        scales = [f"{name}.weight_scale" for name in names]
+        return (
+            self.stacked(words, (rows, columns // 8), torch.int32, device),
+            self.stacked(scales, (rows, columns // GROUP), DENSE, device),
+        )
 
     def _log(self, progress: Progress) -> None:
         which = f", rank {self.share.rank} of {self.share.ranks}" if self.share != WHOLE else ""
@@ -119,20 +152,28 @@ class Checkpoint:
 
     def weight(self, name: str, *shape: int) -> torch.Tensor:
         """A dense tensor as float32 of its own memory; FP8 comes multiplied by its scales."""
-        found = self.raw(name, shape, (torch.bfloat16, torch.float16, torch.float32, FP8))
-        if found.dtype == FP8:
-            scales = self.raw(scale_name(name), scale_shape(shape), (torch.float32, torch.bfloat16))
-            return fp8_unpack(found, scales)
-        return found.to(torch.float32)
+        return self.dense(name, shape).to(torch.float32)
 
-    def packed(self, name: str, rows: int, columns: int) -> PackedWeight:
-        """The INT4 matrix [rows, columns] stored under `name`.weight_packed, .weight_scale and .weight_shape."""
-        size = self.raw(f"{name}.weight_shape", (2,), (torch.int32, torch.int64))
+    def dense(self, name: str, shape: Sequence[int], device: torch.device | str = "cpu") -> torch.Tensor:
+        """A dense tensor as it is stored; FP8 as float32, multiplied by its scales on `device`."""
+        found = self.raw(name, shape, (*DENSE, FP8), device)
+        if found.dtype == FP8:
+            scales = self.raw(scale_name(name), scale_shape(shape), (torch.float32, torch.bfloat16), device)
+            return fp8_unpack(found, scales)
+        return found
+
+    def check_shape(self, name: str, rows: int, columns: int) -> None:
+        """CheckpointError unless `name`.weight_shape says that the INT4 matrix is [rows, columns]."""
+        full = f"{name}.weight_shape"
+        size = self.raw(full, (2,), (torch.int32, torch.int64))
         if size.tolist() != [rows, columns]:
-            full = f"{name}.weight_shape"
             entry = self.stored.get(full)
             assert entry is not None, "it was just read"
             raise CheckpointError(entry.file, self.prefix + full, str([rows, columns]), size.tolist())
+
+    def packed(self, name: str, rows: int, columns: int) -> PackedWeight:
+        """The INT4 matrix [rows, columns] stored under `name`.weight_packed, .weight_scale and .weight_shape."""
+        self.check_shape(name, rows, columns)
         words = self.raw(f"{name}.weight_packed", (rows, columns // 8), (torch.int32,))
         return PackedWeight(words, self.weight_scale(name, rows, columns))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from hedgerow.model.folder import parameters
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.interface import Target
 from hedgerow.model.memory import USABLE, weights
-from hedgerow.model.tensors import tensors
+from hedgerow.model.tensors import FP8, tensors
 
 log = logging.getLogger(__name__)
 PAGE = 64  # tokens
@@ -23,14 +24,14 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_room(folder: Path, c: K2Config, device: torch.device | None = None, compiled: bool = False) -> None:
-    """Raises CheckpointError where not even the weights fit: on a CPU in float32, on a device in their stored types.
+    """Raises CheckpointError where not even the weights fit: on a CPU in float32, on a device as it has them.
 
     `compiled`: the compiled engine's weights are beside the reference's.
     """
     if device is None:
         needed, found, where = cpu_bytes(c) + compiled * weights(c, 1), free_memory(), "memory"
     else:
-        needed, found, where = weights(c, 1), int(torch.cuda.mem_get_info(device)[0]), f"memory on {device}"
+        needed, found, where = device_bytes(c), int(torch.cuda.mem_get_info(device)[0]), f"memory on {device}"
     if found is not None and needed > found:
         raise CheckpointError(
             folder, "", f"{needed / 1e9:.1f} GB of free {where}, for the weights alone", f"{found / 1e9:.1f} GB"
@@ -40,6 +41,12 @@ def check_room(folder: Path, c: K2Config, device: torch.device | None = None, co
 def cpu_bytes(c: K2Config) -> int:
     """PyTorch on a CPU computes in float32, experts unpacked."""
     return 4 * sum(parameters(wanted, "I32" if wanted.dtypes == ("I32",) else "") for wanted in tensors(c))
+
+
+def device_bytes(c: K2Config) -> int:
+    """A GPU keeps the stored types; dense matrices of FP8, which are no experts', become bfloat16."""
+    dense = (w for w in tensors(c) if w.dtypes[0] == FP8 and ".experts." not in w.name)
+    return weights(c, 1) + sum(math.prod(wanted.shape) for wanted in dense)
 
 
 def page_bytes(c: K2Config, architecture: str) -> int:
