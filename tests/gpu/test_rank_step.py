@@ -1,0 +1,125 @@
+"""What bench.rank_step measures is the engine's model: the same bits, with routing that is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from bench.rank_floor import dense_bytes, distinct, expert_bytes, least, routing
+from bench.rank_model import COMMON, GREEDY, Drawn, RankModel, rank_config, rank_sizes
+from bench.rank_profile import Event, classified
+from hedgerow.model.batch import SequenceRows
+from hedgerow.model.config import K2Config
+from hedgerow.model.cuda import CudaK2
+from hedgerow.model.cuda_plan import Fields, Shape
+from hedgerow.model.cuda_step import CudaStep
+from hedgerow.model.cuda_weights import Reader
+from hedgerow.model.loader import Checkpoint
+from hedgerow.model.memory import weights
+from kernels.tree_accept import WalkRows
+from tests.tiny import TinyDrafter, TinyTarget, write_tiny
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
+PARENTS = (-1, 0, 0, 1)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, of divisions by a weight of 0
+]
+
+
+class Noted(CudaK2):
+    """The engine's model, which keeps what its routers were given."""
+
+    def __init__(self, config: K2Config, reader: Reader, feature_layers: Sequence[int]) -> None:
+        self.seen = dict[int, torch.Tensor]()
+        super().__init__(config, reader, feature_layers)
+
+    def step(self, shape: Shape, fields: Fields[torch.Tensor]) -> CudaStep:
+        seen = self.seen
+
+        class Step(CudaStep):
+            def choose(self, number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:
+                seen[number] = logits.clone()
+                super().choose(number, logits, bias)
+
+        return Step(self.config, self._weights, self.feature_layers, self.latent_eps, self._room, shape, fields)
+
+
+def asked(tokens: Sequence[int]) -> tuple[list[SequenceRows], list[WalkRows]]:
+    rows = [SequenceRows(0, (0,), tokens, PARENTS, range(len(PARENTS)), limit=64)]
+    return rows, [WalkRows(0, PARENTS, tokens, GREEDY)]
+
+
+def test_replayed_routing_gives_the_engines_bits(tmp_path: Path) -> None:
+    """What its routers said, told again to the model of the bench: every logit, feature and drawn token is equal.
+    Other routing has other bits, so the replayed logits do decide."""
+    sizes = TinyTarget(layers=2, experts=4) if INTERPRETED else TinyTarget(layers=3, experts=16, kv_rank=128, rope=32)
+    paths = write_tiny(tmp_path, sizes, TinyDrafter(feature_layers=(1, 0)))
+    config, reader = K2Config.from_folder(paths.target), Reader(Checkpoint(paths.target), DEVICE, DTYPE)
+    engine, bench = Noted(config, reader, (1,)), RankModel(config, reader, (1,), len(PARENTS))
+    rows, trees = asked([3, 1, 4, 1])
+    found = engine.verify(rows, engine.new_cache(1), trees)
+    for number, logits in engine.seen.items():
+        bench.routing[number] = logits
+    cache = bench.new_cache(1)
+    replayed = bench.verify(rows, cache, trees)
+    assert len(engine.seen) == config.num_hidden_layers - config.first_k_dense_replace
+    assert replayed.walked == found.walked
+    assert torch.equal(replayed.features, found.features)
+    expected = replayed.features.clone()
+    bench.routing.neg_()
+    assert not torch.equal(bench.verify(rows, cache, trees).features, expected)
+
+
+def test_drawn_weights_have_every_code_and_products_of_variance_one() -> None:
+    true = rank_config(rank_sizes())
+    assert (true.num_attention_heads, true.moe_intermediate_size, true.vocab_size) == (8, 256, 20480)
+    drawn = Drawn(DEVICE, DTYPE)
+    words, scales = drawn.experts([["gate", "up"], ["gate", "up"]], 64, 128, True)
+    codes = (words.unsqueeze(-1) >> (torch.arange(8, device=DEVICE) * 4)) & 15
+    assert sorted(codes.unique().tolist()) == list(range(16))
+    value = (codes.flatten(-2).float() - 8) * scales.float().repeat_interleave(32, -1)
+    assert value.shape == (2, 128, 128)
+    assert 0.8 < float(value.square().mean() * 128) < 1.3
+
+
+def test_the_floor_counts_every_byte_once() -> None:
+    config = rank_config(rank_sizes())
+    dense, sparse = dense_bytes(config), config.num_hidden_layers - 1
+    embedding = config.vocab_size * config.hidden_size * 2
+    shapes = sparse * 384 * 3 * 16  # weight_shape: two numbers of 64 bits at most, which nobody reads
+    assert 0 <= weights(config, 1) - dense - embedding - sparse * 384 * expert_bytes(config) <= shapes
+    one = least(config, dense, 8, 1, 1, 8192)
+    assert one.experts == sparse * 8 * expert_bytes(config)
+    assert one.cache == 8193 * 61 * 1152
+    assert one.seconds(1e12, 1e15) == pytest.approx(one.bytes / 1e12)
+    assert one.seconds(1e15, 1e9) > one.flops / 1e9  # bound by operations
+
+
+def test_an_overlap_leaves_fewer_distinct_experts() -> None:
+    config, draw = rank_config(rank_sizes(4)), torch.Generator().manual_seed(3)
+    found = [distinct(config, routing(config, 1, 16, overlap, draw, COMMON)) for overlap in (0.0, 0.5, 1.0)]
+    assert found[0] == pytest.approx(384 * (1 - (1 - 8 / 384) ** 16), rel=0.05)
+    assert found[0] > found[1] > found[2] == 8
+
+
+def test_a_profile_tells_products_apart_by_their_place() -> None:
+    names = ["_row_layout", *["_add_rmsnorm", "_linear", "_linear", "_add_rmsnorm", "_linear"] * 2, "_add_rmsnorm"]
+    events = [Event(name, 2.0 * n, 1.5) for n, name in enumerate([*names, "_linear"])]
+    found = classified(events, 2)
+    assert found.classes["q_a + kv_a"] == (2, 3.0)
+    assert found.classes["q_b"] == (2, 3.0)
+    assert found.classes["shared gate_up + router"] == (2, 3.0)
+    assert found.classes["lm_head"] == (1, 1.5)
+    assert found.classes["add + norm"] == (5, 7.5)
+    assert found.busy == pytest.approx(1.5 * len(events))
+    assert found.span == pytest.approx(2.0 * (len(events) - 1) + 1.5)
