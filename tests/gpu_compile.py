@@ -29,7 +29,7 @@ SHARED = {90: 227 * 1024, 100: 227 * 1024, 103: 227 * 1024, 120: 99 * 1024}  # b
 NOT_READ = {103}  # triton's disassembler knows no such card: spills are the stack's bytes, products counted in the PTX
 KINDS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int64: "*i64",
-    torch.uint8: "*u8", torch.bool: "*i1", torch.int16: "*i16", torch.int8: "*i8",
+    torch.uint8: "*u8", torch.bool: "*i1", torch.int16: "*i16", torch.int8: "*i8", torch.float8_e4m3fn: "*fp8e4nv",
 }  # fmt: skip
 
 

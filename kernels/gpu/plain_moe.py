@@ -54,8 +54,10 @@ def _add(acc, a, values, scale, valid, SCALED: tl.constexpr):
     """acc + a [BM, BK] times the weights that `values` [BK, BN] points at; `scale` is their block's."""
     b = tl.load(values, mask=valid[None, :], other=0.0)
     if SCALED:
-        return acc + tl.dot(a, b.to(a.dtype), input_precision="ieee") * tl.load(scale)
-    return tl.dot(a, b, acc, input_precision="ieee")
+        acc += tl.dot(a, b.to(a.dtype), input_precision="ieee") * tl.load(scale)
+    else:
+        acc = tl.dot(a, b, acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit(do_not_specialize=["rows"])
