@@ -114,6 +114,12 @@ ROWS: dict[str, list[Panel]] = {
             "Sequences in a step that emits.",
             [Query(mean(f"{V}_batch_sequences"), "mean"), *quantiles(f"{V}_batch_sequences", of=(0.95,))],
         ),
+        Panel(
+            "Distinct experts",
+            "short",
+            "Whose weights a step reads: the mean of its layers that have experts.",
+            [Query(mean(f"{V}_distinct_experts"), "mean"), *quantiles(f"{V}_distinct_experts", of=(0.95,))],
+        ),
         Panel("Waiting for a place", "s", "Of sequences that ended.", quantiles(f"{V}_queue_seconds")),
         Panel(
             "Steps and drafts",
@@ -158,11 +164,8 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Prompts",
             "short",
-            "Tokens a second; those that a prefix cache had.",
-            [
-                Query(rate(f"{V}_prompt_tokens_total"), "prompt"),
-                Query(rate(f"{V}_cached_prompt_tokens_total"), "cached"),
-            ],
+            "Tokens a second, of sequences that ended.",
+            [Query(rate(f"{V}_prompt_tokens_total"), "prompt")],
         ),
         Panel(
             "Attachments",

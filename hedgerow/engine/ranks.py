@@ -271,6 +271,9 @@ class GroupTarget:
     def walk(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
         return self.model.walk(logits, trees)
 
+    def experts(self) -> float | None:
+        return self.model.experts()  # every rank routes all rows
+
 
 def plain(rows: SequenceRows) -> tuple[Any, ...]:
     """The arguments of an equal SequenceRows, as numbers and lists."""

@@ -98,6 +98,21 @@ def waited(model: object) -> float:
     return model.waited if isinstance(model, Prepares) else 0.0
 
 
+@runtime_checkable
+class Routes(Protocol):
+    """A target that knows which experts its rows went to."""
+
+    def experts(self) -> float | None:
+        """Distinct experts of the last step, the mean of its layers that have experts; None where that is not known,
+        since this step was not counted."""
+        ...
+
+
+def experts(model: object) -> float | None:
+    """As `Routes.experts`; None of a model that does not know."""
+    return model.experts() if isinstance(model, Routes) else None
+
+
 class Context(Protocol):
     """What a drafter holds of one sequence: positions start .. end - 1."""
 

@@ -73,12 +73,19 @@ def dense(w: DenseWeights, x: torch.Tensor, hidden: torch.Tensor | None, law: Ro
 
 
 def moe(
-    w: MoeWeights, x: torch.Tensor, hidden: torch.Tensor | None, rows: int, c: K2Config, law: RowLaw
+    w: MoeWeights,
+    x: torch.Tensor,
+    hidden: torch.Tensor | None,
+    rows: int,
+    c: K2Config,
+    law: RowLaw,
+    routes: list[torch.Tensor],
 ) -> torch.Tensor:
     """hidden + routed experts + shared expert; only the first `rows` rows are routed. Without `hidden` this share's
-    part of the experts' sum."""
+    part of the experts' sum. What they chose is appended to `routes`."""
     a = linear(x, w.shared_router, law)
     split = a.shape[1] - w.bias.shape[0]
     route = moe_route(a[:rows, split:], w.bias, c.num_experts_per_tok, c.norm_topk_prob, c.routed_scaling_factor)
+    routes.append(route.chosen)
     routed = pad_rows(int4_moe(x, route, w.experts, law), len(x))
     return linear(swiglu(a[:, :split]), w.shared_down, law, hidden).add_(routed)

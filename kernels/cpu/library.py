@@ -134,6 +134,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "target_step": [
         POINTER, c.POINTER(Cache), POINTER, c.c_int64, c.c_int, POINTER, POINTER, c.POINTER(Fault),
     ],
+    "target_experts": [POINTER, c.POINTER(c.c_int)],
     "cache_copy": [c.POINTER(Cache), c.c_int, c.c_int, c.c_int, c.c_int64, POINTER, POINTER, POINTER],
     "drafter_open": [c.POINTER(DraftModel), c.c_int],
     "drafter_close": [POINTER],

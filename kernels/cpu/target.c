@@ -35,6 +35,7 @@ typedef struct {
     int broken;                         /* a sum could not be made */
     float *logits, *features;
     Scratch *scratch;                   /* [threads] */
+    char *taken;                        /* [layers][experts] by a row of this step */
     Memory memory;
 } Target;
 
@@ -53,6 +54,7 @@ static int take_all(Target *t) {
     t->gate_up = FLOATS(TILE * 2 * width);
     t->experts_gate_up = FLOATS(pairs * 2 * MOST(m->expert_width, 16));
     t->part = FLOATS((long)TILE * m->hidden);
+    t->taken = take(&t->memory, (size_t)MOST((long)m->layers * m->experts, 1));
     t->scratch = take(&t->memory, sizeof(Scratch) * (size_t)pool_size(t->pool));
     if (!t->scratch) return 0;
     memset(t->scratch, 0, sizeof(Scratch) * (size_t)pool_size(t->pool));
@@ -72,8 +74,10 @@ static int take_all(Target *t) {
         s->first = take(&t->memory, sizeof(int) * (size_t)(E + 1));
         s->chosen = take(&t->memory, sizeof(int) * (size_t)(pairs + E));
     }
-    return t->memory.blocks == 7 + 13 * pool_size(t->pool);
+    return t->memory.blocks == 8 + 13 * pool_size(t->pool);
 }
+
+static void forget_taken(Target *t) { memset(t->taken, 0, (size_t)t->m.layers * (size_t)t->m.experts); }
 
 void target_close(Target *t) {
     for (int id = 0; t->scratch && id < pool_size(t->pool); id++) {
@@ -92,7 +96,10 @@ Target *target_open(const Model *m, int threads) {
     if (!t) return 0;
     t->m = *m;
     t->pool = pool_open(threads);
-    if (t->pool && take_all(t)) return t;
+    if (t->pool && take_all(t)) {
+        forget_taken(t);
+        return t;
+    }
     target_close(t);
     return 0;
 }
@@ -375,6 +382,8 @@ static void mlp(Target *t, Scratch *w, int layer, int id, int threads) {
         POINT(w->ys, r, R, w->routed + (long)r * E);
         product(&l->router, 0, E, R, w->xs, w->ys, 0);
         route(t, w, l);
+        char *taken = t->taken + (long)layer * m->experts;
+        for (int e = 0; e < experts && id == 0; e++) taken[e] |= w->first[e] < w->first[e + 1];
     }
     COLUMNS(2 * width, g0, g1);
     POINT(w->ys, r, R, t->gate_up + (long)r * 2 * width + g0);
@@ -477,6 +486,7 @@ int target_step(Target *t, const Cache *cache, const int32_t *words, int64_t len
     t->logits = logits;
     t->features = features;
     t->broken = 0;
+    forget_taken(t);
     const int tiles = (t->plan.rows + TILE - 1) / TILE;
     for (int i = 0; i < tiles; i++) {
         t->from = (int)((long)t->plan.rows * i / tiles);
@@ -484,6 +494,18 @@ int target_step(Target *t, const Cache *cache, const int32_t *words, int64_t len
         pool_run(t->pool, step, t, threads);
     }
     return t->broken ? NO_SUM : FINE;
+}
+
+/* Distinct experts of the last step in each layer, together; `layers` becomes the number of those that had any. */
+int target_experts(const Target *t, int *layers) {
+    int found = 0;
+    *layers = 0;
+    for (int layer = 0; layer < t->m.layers; layer++) {
+        const int before = found;
+        for (int e = 0; e < t->m.experts; e++) found += t->taken[(long)layer * t->m.experts + e];
+        *layers += found > before;
+    }
+    return found;
 }
 
 /* Moves n slots in all layers; all sources are read before a target is written. `room`: n * (2 kv_rank + rope). */

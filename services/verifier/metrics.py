@@ -10,6 +10,7 @@ from hedgerow.rpc import telemetry
 from services.verifier.spans import Attachments
 
 MOST_ACCEPTED, MOST_NODES, MOST_SEQUENCES = 32, 64, 128  # the last buckets of their histograms
+EXPERTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)  # buckets
 FINISHES = tuple(finish.name.lower() for finish in Finish if finish)
 
 
@@ -18,6 +19,8 @@ class StepMetrics:
 
     def __init__(self, attachments: Attachments | None = None) -> None:
         self.attachments = Attachments() if attachments is None else attachments
+        self.experts: Callable[[], float | None] = lambda: None
+        """Those of the step whose result comes next; None: not counted."""
         self._step = telemetry.histogram("hedgerow_verifier_step_seconds", "A step, from its plan to its updates.")
         self._draft = telemetry.histogram("hedgerow_verifier_draft_seconds", "A step's wait for its trees.")
         self._forward = telemetry.histogram("hedgerow_verifier_forward_seconds", "A step's forward pass.")
@@ -36,7 +39,11 @@ class StepMetrics:
         self._prompt = telemetry.counter(
             "hedgerow_verifier_prompt_tokens", "Tokens of prompts of sequences that ended."
         )
-        self._cached = telemetry.counter("hedgerow_verifier_cached_prompt_tokens", "Those that a prefix cache had.")
+        self._experts = telemetry.histogram(
+            "hedgerow_verifier_distinct_experts",
+            "Distinct experts of a step, the mean of its layers that have experts.",
+            buckets=EXPERTS,
+        )
         self._ends = telemetry.counter("hedgerow_verifier_ends", "Sequences that ended, by how.", {"finish": FINISHES})
 
     def count(self, result: StepResult) -> None:
@@ -45,6 +52,9 @@ class StepMetrics:
         self._draft.observe(result.timings.draft_ns / 1e9)
         self._forward.observe(result.timings.verify_ns / 1e9)
         self._accept.observe(result.timings.accept_ns / 1e9)
+        experts = self.experts() if result.timings.verify_ns else None
+        if experts is not None:
+            self._experts.observe(experts)
         stats = [update.stats for update in result.updates if update.stats is not None]
         if stats:
             self._sequences.count(stats[0].batch_sequences)
@@ -52,7 +62,7 @@ class StepMetrics:
             grown = [each for each in stats if each.tree_nodes]
             self._rows.count(*[each.tree_nodes for each in grown])
             self._accepted.count(*[each.accepted for each in grown])
-        self.attachments.stepped(result)
+        self.attachments.stepped(result, experts)
         for update in result.updates:
             if update.finish is not Finish.NONE:
                 self._ended(update)
@@ -63,7 +73,6 @@ class StepMetrics:
             self._queue.observe(update.timings.queue_ns / 1e9)
         if update.usage is not None:
             self._prompt.add(update.usage.prompt_tokens)
-            self._cached.add(update.usage.cached_prompt_tokens)
         self.attachments.end(update)
 
 

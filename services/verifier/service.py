@@ -18,7 +18,7 @@ from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal
 from hedgerow.model.devices import Device
-from hedgerow.model.interface import Prepares, shards, waited
+from hedgerow.model.interface import Prepares, experts, shards, waited
 from hedgerow.model.interface import Target as Model
 from hedgerow.model.loader import load_embedding_and_head
 from hedgerow.model.room import cache_pages
@@ -93,6 +93,7 @@ async def _work(
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
     watch_engine(group.engine.load)
     watch_device(partial(waited, group.model))
+    servicer.count_experts(partial(experts, group.model))
     if peer is not None:
         watch_drafter(peer.counters, lambda: peer.connected)
         watch_acceptance(lambda: probe.measured)

@@ -85,6 +85,10 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         self._metrics = StepMetrics(attachments)
         self._settled = asyncio.Event()
 
+    def count_experts(self, experts: Callable[[], float | None]) -> None:
+        """From now on steps' experts are counted, where the model knows them: of the last step, None otherwise."""
+        self._metrics.experts = experts
+
     async def Describe(self, request: verifier_pb2.DescribeRequest, context: Context) -> verifier_pb2.DescribeResponse:
         """What this group is. Raises Unavailable until the weights are loaded."""
         return self._require().description

@@ -63,8 +63,8 @@ class Attachments:
             return ()
         return [each.traceparent for each in list(self._open.values())[:LINKS]]
 
-    def stepped(self, result: StepResult) -> None:
-        """A step is over: its spans, if it has any."""
+    def stepped(self, result: StepResult, experts: float | None = None) -> None:
+        """A step is over: its spans, if it has any. `experts`: distinct ones of a layer, where that was counted."""
         links = self.traced(result.step_id)
         if not links:
             return
@@ -76,6 +76,8 @@ class Attachments:
             about["hedgerow.rows"] = stats[0].batch_rows
             about["hedgerow.tree_nodes"] = sum(each.tree_nodes for each in stats)
             about["hedgerow.accepted"] = sum(each.accepted for each in stats)
+        if experts is not None:
+            about["hedgerow.experts"] = experts
         parent = tracing.told("step", (end - timings.total_ns, end), links=links, attributes=about)
         for name, times in _parts(timings, end):
             tracing.told(name, times, parent)
