@@ -36,9 +36,13 @@ class Ranks:
     def __init__(self, count: int = 1) -> None:
         self.count, self.mine = count, range(count)
 
+    def gather(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """[n, ...], the parts of all ranks in their order, of the parts of `mine`."""
+        return torch.stack(tuple(parts))
+
     def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """[R, H], the sum over all ranks, of the parts [R, H] of `mine`."""
-        return ordered_sum(torch.stack(tuple(parts)))
+        return ordered_sum(self.gather(parts))
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """[R, columns of all ranks, in their order], of the columns [R, N] of `mine`."""
@@ -51,21 +55,29 @@ class PeerRanks(Ranks):
     Raises RuntimeError where a peer is gone or does not answer in time; the group is of no use then.
     """
 
-    def __init__(self, rank: int, count: int, group: Gathers) -> None:
+    def __init__(self, rank: int, count: int, group: Gathers, store: object = None) -> None:
         super().__init__(count)
         self.mine, self._group = range(rank, rank + 1), group
-
-    def sum(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return ordered_sum(self._gather(parts[0]))
+        self._store = store  # which the group may ask for as long as it lives
 
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return self._gather(parts[0]).movedim(0, -2).flatten(-2)
+        return self.gather(parts).movedim(0, -2).flatten(-2)
 
-    def _gather(self, part: torch.Tensor) -> torch.Tensor:
-        """[n, ...] of every rank's part."""
+    def gather(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        (part,) = parts
         everybody = part.new_empty(self.count, *part.shape)
         self._group._allgather_base(everybody, part.contiguous().unsqueeze(0)).wait()
         return everybody
+
+
+class Notes(Protocol):
+    """What ranks leave for each other before they are connected: where each listens. Raises where that is in vain."""
+
+    def put(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str) -> bytes:
+        """Waits until some rank has put it."""
+        ...
 
 
 class Gathers(Protocol):
@@ -75,27 +87,58 @@ class Gathers(Protocol):
 
 
 def connect(
-    backend: Backend, meeting: str, rank: int, count: int, patience: float, waiting: Callable[[], None]
+    backend: Backend,
+    meeting: str | Notes,
+    rank: int,
+    count: int,
+    patience: float,
+    waiting: Callable[[], None] = lambda: None,
+    address: str = "127.0.0.1",
 ) -> PeerRanks:
-    """Meets the other ranks at the file `meeting` of this machine, which must be a new one.
+    """Meets the other ranks, by notes or at a file of this machine, which must be a new one.
 
     Until all are there `waiting` is called again and again; it raises where that is in vain. A collective that takes
-    longer than `patience` seconds raises RuntimeError. One process may have several groups.
+    longer than `patience` seconds raises RuntimeError. `address`: this host's, which the other ranks can reach; gloo
+    listens there and nowhere else. One process may have several groups.
     """
     import torch.distributed
 
     dist: Any = torch.distributed  # of which little is declared
-    store = dist.FileStore(meeting, count)
+    store = dist.FileStore(meeting, count) if isinstance(meeting, str) else _noted(meeting)
     store.set(f"here-{rank}", "")
-    while not store.check([f"here-{other}" for other in range(count)]):
-        waiting()
-        time.sleep(0.02)
+    if isinstance(meeting, str):
+        while not store.check([f"here-{other}" for other in range(count)]):
+            waiting()
+            time.sleep(0.02)
+    else:
+        store.wait([f"here-{other}" for other in range(count)])
     within = timedelta(seconds=patience)
     if backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = within
-        return PeerRanks(rank, count, dist.ProcessGroupNCCL(store, rank, count, options))
+        return PeerRanks(rank, count, dist.ProcessGroupNCCL(store, rank, count, options), store)
     gloo = dist.ProcessGroupGloo._Options()
     gloo._timeout = within
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # nobody else's network
-    return PeerRanks(rank, count, dist.ProcessGroupGloo(store, rank, count, gloo))
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # nobody else's network
+    return PeerRanks(rank, count, dist.ProcessGroupGloo(store, rank, count, gloo), store)
+
+
+def _noted(notes: Notes) -> Any:
+    import torch.distributed
+
+    stores: Any = torch.distributed
+
+    class Noted(stores.Store):  # type: ignore[misc]
+        """Notes in the form that torch's process groups ask for."""
+
+        def set(self, key: str, value: Any) -> None:
+            notes.put(key, value.encode() if isinstance(value, str) else bytes(value))
+
+        def get(self, key: str) -> bytes:
+            return notes.get(key)
+
+        def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+            for key in keys:
+                notes.get(key)
+
+    return Noted()

@@ -2,14 +2,18 @@
 
 The first rank (`ranks.py`) writes what to do to this process's standard input: the same calls in the same order as it
 makes itself. Nothing but the collectives gives anything back. On standard output goes a line every BEAT seconds, so
-that whoever watches can tell a rank that hangs; `ready` once when the weights are there, `failed` before an end.
+that whoever watches can tell a rank that hangs; `put` and `get` before the ranks are connected, `ready` once when the
+weights are there, `failed` before an end. On another host its ends are at that host's verifier (`rank_host.py`), which
+passes all of it on.
 
-It ends with the first rank: at the end of its input, when a collective fails, or by the kernel where neither is seen.
+It ends with the process that started it: at the end of its input, when a collective fails, or by the kernel where
+neither is seen.
 SIGINT and SIGTERM are ignored: a group drains as its first rank does.
 """
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import json
 import marshal
@@ -27,6 +31,7 @@ from hedgerow.engine.numa import bind
 BEAT = 0.5
 LENGTH = struct.Struct("=I")
 MOST_BYTES = 64 << 20  # of one message
+BEAT_MESSAGE = LENGTH.pack(0)
 PR_SET_PDEATHSIG = 1
 
 
@@ -36,14 +41,16 @@ class Spec(NamedTuple):
     folder: str
     rank: int
     ranks: int
-    meeting: str
+    place: tuple[int, int]  # among the ranks of its host: the how manieth, of how many
+    address: str  # of its host, for the other ranks
     patience: float  # seconds of a collective
     threads: int
     backend: str
     parent: int  # process id
-    cores: list[int]  # usable by the group
+    cores: list[int]  # usable by the ranks of its host
     engine: str  # "torch" or "compiled"
     feature_layers: list[int]
+    tell_hash: bool  # of the checkpoint: where this is the first rank that reads its host's
 
 
 def pack(message: Any) -> bytes:
@@ -53,11 +60,13 @@ def pack(message: Any) -> bytes:
 
 
 def unpack(stream: BinaryIO) -> Any:
-    """The next message; None at the end of the stream."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
+    """The next message; None at the end of the stream. What is empty is a sign of life of whoever writes."""
+    length = 0
+    while not length:
+        head = stream.read(LENGTH.size)
+        if len(head) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack(head)
     if length > MOST_BYTES:
         raise ValueError(f"a message of {length} bytes, the most is {MOST_BYTES}")
     data = stream.read(length)
@@ -84,6 +93,25 @@ def main() -> None:
     os._exit(0)
 
 
+class Asked:
+    """Notes that the first rank keeps: lines say what is put or wanted, a message brings what was wanted."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def put(self, key: str, value: bytes) -> None:
+        self._say(f"put {key} {base64.b64encode(value).decode()}")
+
+    def get(self, key: str) -> bytes:
+        """Raises EOFError where the first rank has gone."""
+        self._say(f"get {key}")
+        message = unpack(sys.stdin.buffer)
+        if message is None:
+            raise EOFError("the first rank has gone")
+        found: bytes = message[1]
+        return found
+
+
 def speaker(fd: int) -> Callable[[str], None]:
     """Writes lines; ends the process where nobody reads them any more."""
     turn = threading.Lock()
@@ -106,19 +134,21 @@ def beat(say: Callable[[str], None]) -> None:
 
 def serve(spec: Spec, say: Callable[[str], None]) -> None:
     """Loads this rank's part and follows the first rank until that ends."""
-    bind(spec.rank, spec.ranks, frozenset(spec.cores))
+    bind(*spec.place, frozenset(spec.cores))
     import torch
 
     from hedgerow.model.batch import SequenceRows
+    from hedgerow.model.loader import checkpoint_hash
     from hedgerow.model.ranked import load_rank
     from kernels.collectives import connect
 
     torch.set_num_threads(spec.threads)
     backend: Any = spec.backend
-    peers = connect(backend, spec.meeting, spec.rank, spec.ranks, spec.patience, lambda: None)
+    peers = connect(backend, Asked(say), spec.rank, spec.ranks, spec.patience, address=spec.address)
     engine: Any = spec.engine
     model: Any = load_rank(engine, Path(spec.folder), spec.feature_layers, spec.threads, peers)
-    say(f"ready {json.dumps(model.kernel_law)}")
+    read = checkpoint_hash(Path(spec.folder)) if spec.tell_hash else ""
+    say(f"ready {json.dumps([model.kernel_law, read])}")
     caches: dict[int, Any] = {}
     while (message := unpack(sys.stdin.buffer)) is not None:
         kind, number, *rest = message

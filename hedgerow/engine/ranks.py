@@ -3,6 +3,8 @@
     group = RankGroup(folder, count=2, feature_layers=(1, 4), on_lost=...)
     target = group.load()                        # a Target like any other; its calls are the whole group's
 
+The others are processes of this host, or of several (`rank_door.py` lets them in, `rank_host.py` is their side).
+
 A rank that dies, hangs or fails takes the group down within SILENCE + a second: every other rank is ended, `on_lost`
 hears why, and calls raise Unavailable from then on. A group is not mended: whoever owns it ends and starts anew.
 """
@@ -14,9 +16,6 @@ import json
 import logging
 import os
 import selectors
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
@@ -26,7 +25,12 @@ from typing import Any, NoReturn
 
 import torch
 
+from hedgerow.engine.rank_board import Board
+from hedgerow.engine.rank_channels import Channel, LocalRank, RemoteRank
+from hedgerow.engine.rank_door import Door, Split
+from hedgerow.engine.rank_host import Terms
 from hedgerow.engine.rank_process import BEAT, Spec, pack
+from hedgerow.engine.rank_wire import WireError
 from hedgerow.errors import Unavailable
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.cache import LatentCache
@@ -49,8 +53,9 @@ OnLost = Callable[[str], None]
 class RankGroup:
     """Ranks 1 .. count - 1 as processes; rank 0 is this one. Calls come from one thread at a time.
 
-    `engine`: what computes every rank. `cores`: among which the other ranks choose their node's (`numa.py`); empty:
-    they are not bound.
+    `engine`: what computes every rank. `cores`: among which this host's other ranks choose their node's (`numa.py`);
+    empty: they are not bound. `door`: of a group of several `hosts`, where the others come in; it is closed here.
+    `on_leaving` hears of a host that is about to end.
 
     Raises ConfigError or CheckpointError for a folder that so many ranks cannot share, before anything is started.
     """
@@ -65,14 +70,20 @@ class RankGroup:
         cores: Set[int] = frozenset(),
         engine: RankEngine = "torch",
         feature_layers: Sequence[int] = (),
+        hosts: int = 1,
+        door: Door | None = None,
+        on_leaving: OnLost = lambda who: None,
     ) -> None:
         check_ranks([Checkpoint(folder, Share(0, count))], K2Config.from_folder(folder))
         self.folder, self.count, self.patience, self._on_lost = folder, count, patience, on_lost
         self.why = ""  # it is lost; "" while it is not
-        self._threads, self._aside = threads, tempfile.TemporaryDirectory(prefix="hedgerow-ranks-")
-        self._ranks: list[subprocess.Popen[bytes]] = []
-        self._cores, self._engine, self._layers = sorted(cores), engine, list(feature_layers)
-        self._laws: dict[int, str] = {}
+        self._split, self._door, self._on_leaving = Split(count, hosts), door, on_leaving
+        self._threads, self._board = threads, Board(self._check, self._write)
+        self._ranks: dict[int, Channel] = {}
+        self._engine, self._cores = engine, sorted(cores)
+        self._terms = Terms(patience, "gloo", engine, list(feature_layers))
+        self._address = "127.0.0.1" if door is None else ""
+        self._ready: dict[int, tuple[str, str]] = {}  # law and checkpoint of each other rank
         self._changed, self._losing, self._ending = threading.Condition(), threading.RLock(), False
         # One thread starts and watches: Linux ends a child when the thread that started it does.
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -82,25 +93,24 @@ class RankGroup:
         """Every rank reads its part, side by side. Raises ConfigError, CheckpointError or Unavailable; then no rank is
         left."""
         try:
-            model = load_rank(self._engine, self.folder, self._layers, self._threads, self._meet())
-            self._wait_ready(model.kernel_law)
+            model = load_rank(self._engine, self.folder, self._terms.feature_layers, self._threads, self._meet())
+            self._wait_ready(model.kernel_law, model.checkpoint_hash)
         except BaseException:
             self.close()
             raise
-        self._aside.cleanup()  # a process that is killed leaves no folder
         return GroupTarget(model, self)
 
     @property
     def pids(self) -> list[int]:
-        """Of ranks 1 and up."""
-        return [rank.pid for rank in self._ranks]
+        """Of this host's ranks, 1 and up."""
+        return [rank.process.pid for rank in self._ranks.values() if isinstance(rank, LocalRank)]
 
     def tell(self, *message: Any) -> None:
         """All other ranks do this next. Raises Unavailable where the group is lost."""
         self._check()
         data = pack(message)
-        for number, rank in enumerate(self._ranks, 1):
-            self._write(number, rank, memoryview(data))
+        for rank in self._ranks.values():
+            self._write(rank, data)
 
     def lose(self, why: str) -> NoReturn:
         """Takes the group down. Raises Unavailable once `on_lost` has returned, whoever called it.
@@ -112,7 +122,7 @@ class RankGroup:
                 self.why = why
                 with self._changed:
                     self._changed.notify_all()
-                for rank in self._ranks:  # a stopped one ends too
+                for rank in self._ranks.values():  # a stopped one ends too
                     rank.kill()
                 if not self._ending:
                     self._on_lost(why)
@@ -122,23 +132,20 @@ class RankGroup:
         """Ends the other ranks."""
         self._ending = True
         self._watcher.join(10)
-        for rank in self._ranks:
-            rank.kill()
-            rank.wait(10)
-            for end in (rank.stdin, rank.stdout):
-                if end is not None:
-                    end.close()
-        self._aside.cleanup()
+        if self._door is not None:
+            self._door.close()
+        for rank in self._ranks.values():
+            rank.close()
 
     def _meet(self) -> PeerRanks:
+        with self._changed:
+            self._changed.wait_for(lambda: self.why or self._address or self._ending)
+        self._check()
+        backend: Any = self._terms.backend
         try:
-            return connect("gloo", self._meeting, 0, self.count, self.patience, self._check)
+            return connect(backend, self._board, 0, self.count, self.patience, address=self._address)
         except RuntimeError as error:
             self.lose(f"the ranks cannot connect: {str(error).splitlines()[0]}")
-
-    @property
-    def _meeting(self) -> str:
-        return os.path.join(self._aside.name, "meeting")
 
     def _check(self) -> None:
         if self.why:
@@ -146,43 +153,42 @@ class RankGroup:
         if self._ending:
             raise Unavailable("the rank group", "it was closed")
 
-    def _wait_ready(self, law: str) -> None:
+    def _wait_ready(self, *mine: str) -> None:
+        """All others have the law and the checkpoint of rank 0; one that is not its host's first tells of none."""
         with self._changed:
-            self._changed.wait_for(lambda: self.why or len(self._laws) == self.count - 1)
+            self._changed.wait_for(lambda: self.why or len(self._ready) == self.count - 1)
         self._check()
-        for rank, other in self._laws.items():
-            if other != law:
-                self.lose(f"rank {rank} computes by {other}, rank 0 by {law}")
+        for rank, told in self._ready.items():
+            for what, there, here in zip(("law", "checkpoint"), told, mine, strict=True):
+                if there and there != here:
+                    self.lose(f"{self._ranks[rank].name} has the {what} {there}, rank 0 has {here}")
 
-    def _write(self, number: int, rank: subprocess.Popen[bytes], data: memoryview) -> None:
+    def _write(self, rank: Channel, data: bytes) -> None:
         """A rank that hangs does not read, and its pipe fills: bounded by `patience`."""
-        assert rank.stdin is not None
-        end = time.monotonic() + self.patience
-        with selectors.DefaultSelector() as ready:
-            ready.register(rank.stdin, selectors.EVENT_WRITE)
-            while data:
-                if not ready.select(max(0.0, end - time.monotonic())):
-                    self.lose(f"rank {number} does not read what it is told")
-                try:
-                    data = data[os.write(rank.stdin.fileno(), data) :]
-                except OSError as error:
-                    self.lose(f"rank {number} is gone: {error.strerror}")
+        try:
+            rank.write(data, self.patience)
+        except WireError as error:
+            self.lose(f"{rank.name} cannot be told: {error}")
 
     def _start(self) -> None:
-        for number in range(1, self.count):
-            rank = subprocess.Popen(
-                [sys.executable, "-m", "hedgerow.engine.rank_process"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-            )  # fmt: skip
-            assert rank.stdin is not None
-            self._ranks.append(rank)
+        """The other hosts' ranks first: nothing waits for them with its memory full."""
+        others: dict[int, RemoteRank] = {}
+        if self._door is not None:
+            others = self._door.gather(self._check)
+            self._ranks |= others
+            for rank in others.values():
+                self._write(rank, self._terms.packed())
+            self._address = next(iter(others.values())).wire.here
+        for number in self._split.of(0)[1:]:
+            terms = self._terms
             spec = Spec(
-                str(self.folder.resolve()), number, self.count, self._meeting, self.patience, self._threads, "gloo",
-                os.getpid(), self._cores, self._engine, self._layers,
+                str(self.folder.resolve()), number, self.count, (number, self._split.each), self._address,
+                terms.patience, self._threads, terms.backend, os.getpid(), self._cores, terms.engine,
+                terms.feature_layers, False,
             )  # fmt: skip
-            with contextlib.suppress(OSError):  # its end is seen below
-                rank.stdin.write(pack(tuple(spec)))
-            os.set_blocking(rank.stdin.fileno(), False)
+            self._ranks[number] = LocalRank(spec)
+        with self._changed:
+            self._changed.notify_all()
 
     def _watch(self) -> None:
         with contextlib.suppress(Unavailable):  # said
@@ -194,41 +200,55 @@ class RankGroup:
 
     def _listen(self) -> None:
         """Until a rank is lost, or the group ends."""
-        heard, rest = dict.fromkeys(range(1, self.count), time.monotonic()), dict.fromkeys(range(1, self.count), b"")
+        heard, rest = dict.fromkeys(self._ranks, time.monotonic()), dict.fromkeys(self._ranks, b"")
         with selectors.DefaultSelector() as ready:
-            for number, rank in enumerate(self._ranks, 1):
-                assert rank.stdout is not None
-                ready.register(rank.stdout, selectors.EVENT_READ, number)
+            for number, rank in self._ranks.items():
+                ready.register(rank, selectors.EVENT_READ, number)
             while not self._ending:
                 for key, _ in ready.select(BEAT):
-                    data, number = os.read(key.fd, 1 << 16), key.data
-                    if not data:
-                        self._lost_process(number)
+                    number = key.data
                     heard[number] = time.monotonic()
-                    *lines, rest[number] = (rest[number] + data).split(b"\n")
+                    *lines, rest[number] = (rest[number] + self._read(self._ranks[number])).split(b"\n")
                     for line in filter(None, lines):
                         self._hear(number, line.decode())
-                now = time.monotonic()
-                for number, last in heard.items():
-                    if now - last > (SILENCE if number in self._laws else LOADING_SILENCE):
-                        self.lose(f"rank {number} hangs: no sign of life for {now - last:.0f} s")
+                self._beat(heard)
+
+    def _beat(self, heard: dict[int, float]) -> None:
+        now = time.monotonic()
+        for number, last in heard.items():
+            if now - last > (SILENCE if number in self._ready else LOADING_SILENCE):
+                self.lose(f"{self._ranks[number].name} hangs: no sign of life for {now - last:.0f} s")
+        for rank in self._ranks.values():
+            try:
+                rank.beat()
+            except WireError as error:
+                self.lose(f"{rank.name} cannot be told: {error}")
+
+    def _read(self, rank: Channel) -> bytes:
+        try:
+            data = rank.read()
+        except WireError as error:
+            self._check()
+            self.lose(f"{rank.name} is gone: {error}")
+        if not data:
+            self._check()
+            self.lose(f"{rank.name} {rank.ended()}")
+        return data
 
     def _hear(self, number: int, line: str) -> None:
         kind, _, said = line.partition(" ")
+        rank = self._ranks[number]
         if kind == "failed":
-            self.lose(f"rank {number} failed: {json.loads(said)}")
-        with self._changed:
-            self._laws[number] = json.loads(said)
-            self._changed.notify_all()
-
-    def _lost_process(self, number: int) -> None:
-        if self._ending:
-            raise Unavailable("the rank group", "it was closed")
-        try:
-            status = self._ranks[number - 1].wait(1)
-        except subprocess.TimeoutExpired:
-            self.lose(f"rank {number} closed its output")
-        self.lose(f"rank {number} ended with status {status}")
+            self.lose(f"{rank.name} failed: {json.loads(said)}")
+        if kind in ("put", "get"):
+            self._board.line(rank, kind, said)
+        if kind == "leaving":
+            self._on_leaving(rank.name)
+        if kind == "ready":
+            law, checkpoint = json.loads(said)
+            with self._changed:
+                self._ready[number] = (law, checkpoint)
+                self._changed.notify_all()
 
 
 class GroupCache:

@@ -235,7 +235,7 @@ def test_what_does_not_divide_is_refused_before_a_rank_is_started(
     def never(*arguments: object, **named: object) -> None:
         raise AssertionError("a rank was started")
 
-    monkeypatch.setattr("hedgerow.engine.ranks.subprocess.Popen", never)
+    monkeypatch.setattr("hedgerow.engine.rank_channels.subprocess.Popen", never)
     with pytest.raises(CheckpointError, match=r"embed_tokens.weight: \[512, 64\] .*rows that 3 ranks can share"):
         RankGroup(folder, 3)
 

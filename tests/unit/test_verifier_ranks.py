@@ -33,7 +33,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_rank_is_started(
 
     write_target(tmp_path, TinyTarget(expert_width=128, dense_width=256))
     monkeypatch.setattr("hedgerow.model.room.free_memory", lambda: 1000)
-    monkeypatch.setattr("hedgerow.engine.ranks.subprocess.Popen", never)
+    monkeypatch.setattr("hedgerow.engine.rank_channels.subprocess.Popen", never)
     given = {"listen": "127.0.0.1:0", "model_path": tmp_path, "model_name": "m", "tensor_parallel": 2}
     with pytest.raises(CheckpointError, match=r"GB of free memory, for the weights alone"):
         load_ranks(VerifierServiceConfig(**given), ())  # type: ignore[arg-type]
