@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.timeout(260)
 def test_in_the_interpreter() -> None:
-    files = [f"tests/gpu/test_{what}.py" for what in ("model_ops", "cuda_k2", "cuda_dflash", "cuda_walk")]
+    files = [f"tests/gpu/test_{what}.py" for what in ("model_ops", "int4_moe_gemm", "cuda_k2", "cuda_dflash", "cuda_walk")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", *files]
     env = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)

@@ -1,0 +1,53 @@
+"""Compiles what the experts' products launch, for every row of their plan: python -m tests.gpu_compile_moe 90"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from kernels.gpu.int4_moe_gemm import HIDDEN, INNER, SLOTS, Experts, Workspace, int4_moe_gemm
+from kernels.gpu.moe_pack import Packed
+from tests.gpu_compile import SHARED, Launch, build, launches
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 512)  # one of each row of the plan
+EXPERTS = 16
+MMA = ("gate_up_tiles", "down_tiles", "down_rows")
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def calls() -> list[Launch]:
+    def matrix(tiles: int, chunks: int) -> Packed:
+        return Packed(empty(EXPERTS, tiles, chunks, 2048), empty(EXPERTS, tiles, chunks, 256))
+
+    experts = Experts(matrix(2 * INNER // 64, HIDDEN // 256), matrix(HIDDEN // 64, 1))
+    space = Workspace(max(ROWS), EXPERTS, "cpu")
+
+    def run() -> None:
+        for rows in ROWS:
+            x, chosen = empty(rows, HIDDEN, dtype=torch.bfloat16), empty(rows, SLOTS)
+            weights, out = empty(rows, SLOTS, dtype=torch.float32), empty(rows, HIDDEN, dtype=torch.float32)
+            int4_moe_gemm(x, chosen, weights, experts, space, out, out)
+
+    return launches(run)
+
+
+def form(launch: Launch) -> tuple[object, ...]:
+    """One of each kernel and set of constants is compiled; of work lists one a capacity."""
+    left_out = ("total", "BLOCK") if launch.function.__name__ == "_tiles" else ()
+    constants = {name: value for name, value in launch.arguments.items() if isinstance(value, int)}
+    return launch.function.__name__, *sorted((n, v) for n, v in constants.items() if n not in left_out)
+
+
+if __name__ == "__main__":
+    different = {form(launch): launch for launch in calls()}
+    for launch in different.values():
+        one = build(launch, int(sys.argv[1]))
+        assert one.spilled == 0, f"{one.name} spills {one.spilled} bytes"
+        assert one.shared <= SHARED[int(sys.argv[1])], f"{one.name} takes {one.shared} bytes of shared memory"
+        assert one.name not in MMA or one.instructions["HMMA"], one
+        print(f"{one.name}: {one.registers} registers, {one.shared} bytes shared, {one.instructions.total()} long")
+    print(f"{len(different)} kernels")
