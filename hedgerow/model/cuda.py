@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from hedgerow.errors import InvalidRequest
@@ -25,7 +26,7 @@ from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Ints, Shape, Step, 
 from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
 from hedgerow.model.cuda_step import CudaStep, Room, Weights
 from hedgerow.model.cuda_walk import BACK, CudaWalker, read_walks
-from hedgerow.model.cuda_weights import CudaLayer, Reader, check_sizes
+from hedgerow.model.cuda_weights import CudaLayer, Reader, SparseMlp, check_sizes
 from hedgerow.model.interface import Verified
 from hedgerow.model.k2 import rotations
 from hedgerow.model.loader import Checkpoint
@@ -34,6 +35,7 @@ from kernels.tree_accept import Walked, WalkRows
 
 LAW = "g2"  # of the arithmetic; the next number when a bit of any result, or a drawn token, changes
 LEAST_ROOM = 512  # rows; more when a step has more
+COUNTED = 16  # of so many steps one has its experts counted
 
 
 class Pass(NamedTuple):
@@ -53,7 +55,7 @@ class CudaK2:
         feature_layers: Sequence[int],
         latent_eps: float | None = None,
     ) -> None:
-        c = self.config = config
+        c = self.config = self.share = config  # `share`: the sizes of what this process computes
         for layer in feature_layers:
             if not 0 <= layer < c.num_hidden_layers or feature_layers.count(layer) > 1:
                 raise InvalidRequest("feature_layers", layer, f"distinct layers of the target's {c.num_hidden_layers}")
@@ -68,6 +70,7 @@ class CudaK2:
         self._arena = Arena(c.num_hidden_layers, c.latent_width, self.device, self.dtype)
         self._walker, self._turn = CudaWalker(c.vocab_size, self.device), threading.Lock()
         self._passes, self._grown = Kept(self._make), 0
+        self._steps = self._counted = 0  # of the last step, rows whose experts are counted
         self._make_room(LEAST_ROOM)
 
     @classmethod
@@ -104,6 +107,7 @@ class CudaK2:
         wanted = len(asked.wanted)
         with self._turn:
             self._begin(asked, shape_of(asked, self._room.rows, self._most_pages), cache).launch()
+            self._count_experts(asked.rows)
             if not wanted:
                 self.device.wait()
         return ForwardOutput(self._room.logits[:wanted], self._features[: asked.rows])
@@ -127,8 +131,23 @@ class CudaK2:
             step = self._begin(asked, shape_of(asked, self._room.rows, self._most_pages)._replace(whole=True), cache)
             fill_laws(step.asked.laws, [tree.law for tree in trees])
             step.launch()
+            self._count_experts(asked.rows)
             self.device.wait()
             return Verified(read_walks(self._walks.numpy(), trees), self._features[: asked.rows])
+
+    def experts(self) -> float | None:
+        """As `interface.Routes.experts`: of the last layer, of every COUNTED-th step, once that has been waited for."""
+        counted, self._counted = self._counted, 0
+        return float(np.unique(self._chosen[:counted].numpy()).size) if counted else None
+
+    def _count_experts(self, rows: int) -> None:
+        """What the last layer's router chose goes to the host behind the step, and no step waits for it alone."""
+        self._counted = (
+            rows if self._steps % COUNTED == 0 and isinstance(self._weights.layers[-1].mlp, SparseMlp) else 0
+        )
+        self._steps += 1
+        if self._counted:
+            self._chosen[:rows].copy_(self._room.chosen[:rows], non_blocking=True)
 
     @inference
     def prepare(self, sequences: int, each: int, prompt_rows: int = 0) -> None:
@@ -169,9 +188,11 @@ class CudaK2:
             self._passes.clear()
 
     def _make_room(self, rows: int) -> None:
-        self._room = Room(self.config, len(self.feature_layers), rows, self.device.place, self.dtype)
+        vocabulary, taps = self.config.vocab_size, len(self.feature_layers)
+        self._room = Room(self.share, vocabulary, taps, rows, self.device.place, self.dtype)
         self._features = self.device.host_room(rows, self.feature_width, of=torch.float32)
         self._walks = self.device.host_room(MOST_SEQUENCES, BACK)
+        self._chosen = self.device.host_room(rows, self.config.num_experts_per_tok)
         self._walker.attach(self._room.logits)
         self._passes.clear()
 

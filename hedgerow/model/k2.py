@@ -88,7 +88,7 @@ class K2Model:
         choice = (
             Choice(law, True) if law else choose_row_law(model_products(c, self.shards), row_widths(c, self.shards))
         )
-        self.law, self._routes = choice.law, list[torch.Tensor]()  # of the last step: rows' experts, a layer each
+        self.law, self.routes = choice.law, list[torch.Tensor]()  # of the last step: rows' experts, a layer each
         divided = f"-shards-{self.shards}" if self.shards > 1 else ""
         self.kernel_law = f"torch-{KERNEL_LAW}-{choice.name}{divided}"
 
@@ -111,7 +111,7 @@ class K2Model:
     @torch.inference_mode()
     def forward(self, rows: Sequence[SequenceRows], cache: LatentCache) -> ForwardOutput:
         """Computes all rows of a step and writes their latents into `cache`."""
-        layout, self._routes = build_layout(rows), []
+        layout, self.routes = build_layout(rows), []
         count = len(layout.tokens)
         x = pad_rows(self.embedded(layout.tokens), self.law.padded(count))
         turns = self.turns.index_select(0, layout.positions)
@@ -128,7 +128,7 @@ class K2Model:
 
     def experts(self) -> float | None:
         """As `interface.Routes.experts`. Counted when it is asked: some microseconds a layer. All ranks route alike."""
-        found = [torch.bincount(chosen.flatten()).count_nonzero().item() for chosen in self._routes]
+        found = [torch.bincount(chosen.flatten()).count_nonzero().item() for chosen in self.routes]
         return sum(found) / len(found) if found else None
 
     def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -165,7 +165,7 @@ class K2Model:
             mlp = part.layers[number].mlp
             if isinstance(mlp, DenseWeights):
                 return dense(mlp, h, base, self.law)
-            return moe(mlp, h, base, rows, self.config, self.law, self._routes)
+            return moe(mlp, h, base, rows, self.config, self.law, self.routes)
 
         return self.summed(of, x)
 

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.cuda import CudaK2
+from hedgerow.model.cuda import COUNTED, CudaK2
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.selfcheck import PARENTS, plain_logits, tree_logits
 from kernels.sample import Law
@@ -66,6 +66,25 @@ def test_a_prompt_and_a_tree_are_what_pytorch_computes(pair: Pair) -> None:
     chunks = [len(pair.prompt)]
     got = tree_logits(pair.model, pair.prompt, pair.tree, chunks)
     close(got, tree_logits(pair.reference, pair.prompt, pair.tree, chunks))
+
+
+def test_some_steps_have_the_last_layers_experts_counted(pair: Pair) -> None:
+    """Those of the step's rows and not of what they are padded with, and of a step only once."""
+    model, cache, counted = pair.model, pair.model.new_cache(1), dict[int, float]()
+
+    def rows(n: int) -> list[SequenceRows]:
+        return [SequenceRows(0, [0], pair.prompt[: 1 + n % 5], range(-1, n % 5), range(0))]  # nothing drawn: it waits
+
+    for n in range(2 * COUNTED):
+        model.forward(rows(n), cache)
+        if (found := model.experts()) is not None:
+            counted[n] = found
+        assert model.experts() is None
+    assert len(counted) == 2
+    for n, found in counted.items():
+        pair.reference.forward(rows(n), pair.reference.new_cache(1))
+        expected = pair.reference.routes[-1].unique().numel()
+        assert abs(found - expected) <= (0 if INTERPRETED else 2), "bfloat16 may choose another one"
 
 
 @BITS
