@@ -23,13 +23,16 @@ MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_room(folder: Path, c: K2Config, device: torch.device | None = None, compiled: bool = False) -> None:
+def check_room(
+    folder: Path, c: K2Config, device: torch.device | None = None, compiled: bool = False, here: int = 1, ranks: int = 1
+) -> None:
     """Raises CheckpointError where not even the weights fit: on a CPU in float32, on a device as it has them.
 
-    `compiled`: the compiled engine's weights are beside the reference's.
+    `compiled`: the compiled engine's weights are beside the reference's. `here` of all `ranks` are on this machine.
     """
     if device is None:
-        needed, found, where = cpu_bytes(c) + compiled * weights(c, 1), free_memory(), "memory"
+        needed = here * (cpu_bytes(c, ranks) + compiled * weights(c, ranks))
+        found, where = free_memory(), "memory"
     else:
         needed, found, where = device_bytes(c), int(torch.cuda.mem_get_info(device)[0]), f"memory on {device}"
     if found is not None and needed > found:
@@ -38,9 +41,10 @@ def check_room(folder: Path, c: K2Config, device: torch.device | None = None, co
         )
 
 
-def cpu_bytes(c: K2Config) -> int:
-    """PyTorch on a CPU computes in float32, experts unpacked."""
-    return 4 * sum(parameters(wanted, "I32" if wanted.dtypes == ("I32",) else "") for wanted in tensors(c))
+def cpu_bytes(c: K2Config, ranks: int = 1) -> int:
+    """Of one rank. PyTorch on a CPU computes in float32, experts unpacked."""
+    parts = (wanted._replace(shape=wanted.part(ranks)) for wanted in tensors(c))
+    return 4 * sum(parameters(wanted, "I32" if wanted.dtypes == ("I32",) else "") for wanted in parts)
 
 
 def device_bytes(c: K2Config) -> int:
