@@ -13,6 +13,7 @@ from hedgerow.model.cuda_dflash import CudaDFlash
 from tests.gpu_compile import SHARED, Launch, build, launches
 
 SAPLING = Path("models/sapling")
+UNDER_THE_INTERPRETER = ("_row_attention",)  # on a card others do its work
 PRODUCTS = ("_linear", "_gate_up", "_down", "_row_attention", "_draft_attention")  # by tensor cores
 
 
@@ -29,7 +30,14 @@ def steps() -> list[Launch]:
         drafter.append(state, torch.zeros(3, drafter.feature_width), 0)
         drafter.draft([state], [1], [3])
 
-    return launches(run)
+    return [as_served(launch) for launch in launches(run)]
+
+
+def as_served(launch: Launch) -> Launch:
+    """With what `launches` turns off: the wait for the kernel before."""
+    if "PDL" not in launch.arguments:
+        return launch
+    return launch._replace(arguments=launch.arguments | {"PDL": True}, options=launch.options | {"launch_pdl": True})
 
 
 def form(launch: Launch) -> tuple[object, ...]:
@@ -41,7 +49,10 @@ def form(launch: Launch) -> tuple[object, ...]:
 if __name__ == "__main__":
     different = {form(launch): launch for launch in steps()}
     built = [build(launch, int(sys.argv[1])) for launch in different.values()]
-    for one in built:
+    for one, launch in zip(built, different.values(), strict=True):
+        waits = bool(launch.arguments.get("PDL"))
+        assert waits or one.name in UNDER_THE_INTERPRETER, f"{one.name} does not follow the kernel before it"
+        assert (one.instructions["ACQBULK"], one.instructions["PREEXIT"]) == (waits, waits), one
         assert one.spilled == 0, f"{one.name} spills {one.spilled} bytes"
         assert one.shared <= SHARED[int(sys.argv[1])], f"{one.name} takes {one.shared} bytes of shared memory"
         assert one.name not in PRODUCTS or one.instructions["HMMA"] or one.instructions["HGMMA"], one

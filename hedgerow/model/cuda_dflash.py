@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,15 @@ import numpy as np
 import torch
 
 from hedgerow.model.cuda_cache import Arena
-from hedgerow.model.cuda_draft_state import LEAST_PAGES, CudaDraftState, Floats, check_draft
-from hedgerow.model.cuda_draft_step import DraftFields, DraftRoom, DraftShape, DraftStep, split_draft
+from hedgerow.model.cuda_draft_state import (
+    LEAST_PAGES,
+    CudaDraftState,
+    Floats,
+    check_draft,
+    fill_blocks,
+    fill_features,
+)
+from hedgerow.model.cuda_draft_step import LONG, DraftFields, DraftRoom, DraftShape, DraftStep, split_draft
 from hedgerow.model.cuda_draft_weights import DraftWeights
 from hedgerow.model.cuda_graph import Device, Kept, Recorded, inference, prepare_all
 from hedgerow.model.cuda_plan import SEQUENCES, Ints, at_least
@@ -27,6 +35,7 @@ from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.proposer import FromLogits, Proposed
+from kernels.gpu.follow import one_after_another
 from kernels.gpu.row_layout import PAGE
 from kernels.tree_build import PlainTree
 
@@ -34,6 +43,7 @@ FEATURES = (8, 32, 128, 512, 1024)  # rows of one pass are rounded up to these
 MOST_FEATURES = FEATURES[-1]
 FLUSH_FROM = 256  # rows of one sequence that wait for its next draft
 LEAST_SEQUENCES = 8  # of a room
+MOST_CLOSE = 4  # sequences of a pass whose kernels are launched before their turn; with more that costs time
 MOST_RESERVED = 1 << 30  # bytes of pages that `prepare` takes at most
 
 
@@ -74,7 +84,6 @@ class CudaDFlash:
         width = 2 * c.num_key_value_heads * c.head_dim
         self._arena = Arena(c.num_hidden_layers, width, self.device, dtype)
         self._given = self.device.host_room(MOST_FEATURES, self.feature_width, of=torch.float32)
-        self._places = np.arange(c.block_size)  # of a block's rows, after its anchor's
         self._trees = CudaTrees(c.block_size - 1, c.vocab_size, self.device)
         self._passes, self._grown = Kept(self._make), 0
         self._turn = threading.Lock()
@@ -156,9 +165,10 @@ class CudaDFlash:
         """A pass of these, filled."""
         self._flush(states, MOST_FEATURES)
         rows = self._gather(states)
-        step = self._pass(self._shape(rows, len(states), nodes))
-        self._fill(step, states, rows)
-        self._fill_blocks(step, states, anchors, positions)
+        long = any(state.end - state.start >= LONG for state in states)
+        step = self._pass(self._shape(rows, len(states), nodes, long))
+        fill_features(step.asked, states, rows)
+        fill_blocks(step.asked, states, anchors, positions)
         return step
 
     @inference
@@ -190,7 +200,10 @@ class CudaDFlash:
             sizes = [size for size in SEQUENCES if size < sequences] + [at_least(sequences, SEQUENCES)]
             nodes = [n for n in NODES if n < each] + [at_least(min(each, NODES[-1]), NODES)]
             shapes = [self._shape([rows], 0, 0) for rows in FEATURES]
-            shapes += [self._shape([rows], q, n) for n in nodes for q in sizes for rows in (0, *FEATURES)]
+            far = (False, True) if self.positions > LONG else (False,)
+            shapes += [
+                self._shape([rows], q, n, long) for n in nodes for q in sizes for rows in (0, *FEATURES) for long in far
+            ]
             self._pass(shapes[-1])  # makes room
             prepare_all("a draft", shapes, lambda shape: self._pass(shape).launch, self.device)
 
@@ -209,7 +222,7 @@ class CudaDFlash:
             while state.waiting:
                 rows = self._gather([state])
                 step = self._pass(self._shape(rows, 0, 0))
-                self._fill(step, [state], rows)
+                fill_features(step.asked, [state], rows)
                 step.launch()
 
     def _gather(self, states: Sequence[CudaDraftState]) -> list[int]:
@@ -231,7 +244,7 @@ class CudaDFlash:
             np.concatenate(parts, out=self._given.numpy()[: MOST_FEATURES - room])
         return taken
 
-    def _shape(self, rows: Sequence[int], sequences: int, nodes: int) -> DraftShape:
+    def _shape(self, rows: Sequence[int], sequences: int, nodes: int, long: bool = False) -> DraftShape:
         features = sum(rows)
         return DraftShape(
             at_least(features, FEATURES) if features else 0,
@@ -239,32 +252,8 @@ class CudaDFlash:
             self.config.block_size,
             self._most_pages,
             nodes,
+            long,
         )
-
-    def _fill(self, step: Pass, states: Sequence[CudaDraftState], rows: Sequence[int]) -> None:
-        """Where the gathered rows go: each state's last, but for what still waits behind them."""
-        slots, at = list[int](), list[int]()
-        for state, count in zip(states, rows, strict=True):
-            if count:
-                end, first, pages = state.end - state.behind, state.start // PAGE, state.pages
-                at += range(end - count, end)
-                slots += [pages[p // PAGE - first] * PAGE + p % PAGE for p in range(end - count, end)]
-        f, n = step.asked, len(slots)
-        f.slot[:n], f.slot[n:] = slots, -1
-        f.at[:n], f.at[n:] = at, 0
-
-    def _fill_blocks(
-        self, step: Pass, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]
-    ) -> None:
-        """A place without a sequence keeps the rows it had: its context is empty, and nobody reads what comes of it."""
-        f, count, block = step.asked, len(states), self.block_size
-        f.tokens.reshape(-1, block)[:count, 0] = anchors
-        f.position.reshape(-1, block)[:count] = np.array(positions)[:, None] + self._places
-        f.start[:count], f.start[count:] = [state.start for state in states], 0
-        f.end[:count], f.end[count:] = [state.end for state in states], 0
-        f.anchor[:count], f.anchor[count:] = positions, 0
-        for pages, state in zip(f.pages, states, strict=False):
-            pages[: len(state.pages)] = state.pages
 
     def _pool(self) -> torch.Tensor:
         c, data = self.config, self._arena.data
@@ -292,9 +281,11 @@ class CudaDFlash:
         def launch() -> None:
             block.copy_(sent, non_blocking=True)
             room.came[: shape.features].copy_(given[: shape.features], non_blocking=True)
-            step.run(self._pool())
+            with one_after_another() if shape.sequences > MOST_CLOSE else nullcontext():
+                step.run(self._pool())
+                if shape.nodes:
+                    build(logits, step.fields.budgets, step.fields.caps, out)
             if shape.nodes:
-                build(logits, step.fields.budgets, step.fields.caps, out)
                 back.copy_(out, non_blocking=True)
 
         return Pass(asked, back.numpy(), self.device.recorded(launch))
@@ -302,7 +293,9 @@ class CudaDFlash:
     def _make_room(self, sequences: int) -> None:
         c = self.config
         rows = sequences * c.block_size
-        self._room = DraftRoom(c, MOST_FEATURES, rows, self.device.place, self.dtype, self.feature_width)
+        self._room = DraftRoom(
+            c, MOST_FEATURES, rows, self._most_pages, self.device.place, self.dtype, self.feature_width
+        )
         drafted = sequences * (c.block_size - 1)
         self._logits = self._room.logits[:drafted].view(sequences, c.block_size - 1, c.vocab_size)
         self._trees.attach(self._logits)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.cuda_cache import Arena
+from hedgerow.model.cuda_draft_step import DraftFields, Ints
 from hedgerow.model.draft_config import DraftConfig
 from kernels.gpu.row_layout import PAGE
 
@@ -66,3 +67,31 @@ def check_draft(
         if not state.end <= position < c.max_position_embeddings:
             limit = f"at least the end of its context, {state.end}, and below {c.max_position_embeddings}"
             raise InvalidRequest(f"positions[{n}]", position, limit)
+
+
+def fill_features(f: DraftFields[Ints], states: Sequence[CudaDraftState], rows: Sequence[int]) -> None:
+    """Where `rows` gathered features of each state go: its last positions, but for what still waits behind them."""
+    slots, at = list[int](), list[int]()
+    for state, count in zip(states, rows, strict=True):
+        if count:
+            end, first, pages = state.end - state.behind, state.start // PAGE, state.pages
+            at += range(end - count, end)
+            slots += [pages[p // PAGE - first] * PAGE + p % PAGE for p in range(end - count, end)]
+    n = len(slots)
+    f.slot[:n], f.slot[n:] = slots, -1
+    f.at[:n], f.at[n:] = at, 0
+
+
+def fill_blocks(
+    f: DraftFields[Ints], states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int]
+) -> None:
+    """A place without a sequence keeps the rows it had: its context is empty, and nobody reads what comes of it."""
+    count, sequences = len(states), len(f.start)
+    f.tokens.reshape(sequences, -1)[:count, 0] = anchors
+    places = f.position.reshape(sequences, -1)
+    places[:count] = np.array(positions)[:, None] + np.arange(places.shape[1])
+    f.start[:count], f.start[count:] = [state.start for state in states], 0
+    f.end[:count], f.end[count:] = [state.end for state in states], 0
+    f.anchor[:count], f.anchor[count:] = positions, 0
+    for pages, state in zip(f.pages, states, strict=False):
+        pages[: len(state.pages)] = state.pages

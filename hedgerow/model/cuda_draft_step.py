@@ -12,11 +12,13 @@ from hedgerow.model.cuda_draft_weights import DraftWeights
 from hedgerow.model.cuda_plan import Block, aligned
 from hedgerow.model.draft_config import DraftConfig
 from kernels.gpu.add_rmsnorm import add_rmsnorm
+from kernels.gpu.block_attention import SPLIT, block_attention, words
 from kernels.gpu.draft_block import draft_attention, draft_rows
 from kernels.gpu.linear import linear
 from kernels.gpu.silu_mul import silu_mul
 
 Ints = npt.NDArray[np.int32]
+LONG = 768  # positions, from where on attention in two launches is faster than in one
 
 
 class DraftShape(NamedTuple):
@@ -27,6 +29,7 @@ class DraftShape(NamedTuple):
     block: int
     pages: int  # of a sequence, at most
     nodes: int = 0  # of a tree, at most; 0: logits, and no trees
+    long: bool = False  # a context has LONG positions or more: its keys are split among programs
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -65,10 +68,10 @@ def split_draft(block: Block, shape: DraftShape) -> DraftFields[Block]:
 
 
 class DraftRoom:
-    """The buffers of passes of up to `features` rows of features and `rows` rows of blocks."""
+    """The buffers of passes of up to `features` rows of features, `width` wide, and `rows` rows of blocks."""
 
     def __init__(
-        self, c: DraftConfig, features: int, rows: int, device: torch.device, dtype: torch.dtype, width: int
+        self, c: DraftConfig, features: int, rows: int, pages: int, device: torch.device, dtype: torch.dtype, width: int
     ) -> None:
         self.features, self.rows = features, rows
         heads, groups, d, hidden = c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.hidden_size
@@ -85,6 +88,8 @@ class DraftRoom:
         self.qkv = room(rows, (heads + 2 * groups) * d, of=floats)
         self.q, self.out = room(rows, heads, d), room(rows, heads, d)
         self.own = room(rows, 2, groups, d)
+        most = (words(count + 1, heads, groups, d, c.block_size, pages) for count in range(rows // c.block_size))
+        self.splits = room(max(most, default=0), of=floats)  # of contexts of up to `pages` pages
         self.gate_up = room(rows, 2 * c.intermediate_size, of=floats)
         self.act = room(rows, c.intermediate_size)
         self.logits = room(rows, c.vocab_size, of=floats)
@@ -141,9 +146,13 @@ class DraftStep:
                 add_rmsnorm(x, layer.input_norm, normed, eps, delta=delta)
             linear(normed, layer.qkv, qkv)
             draft_rows(qkv, layer.qk_norm, eps, f.position, room.every[:n], w.cos, w.sin, q, own)
-            draft_attention(
-                q, own, pool[number], f.pages, f.start, f.end, f.anchor, out, c.windows[number], c.causal[number]
-            )
+            window = c.windows[number]
+            split = self.shape.long and not (window and window <= SPLIT)
+            given = q, own, pool[number], f.pages, f.start, f.end, f.anchor, out, window, c.causal[number]
+            if split:
+                block_attention(*given, room.splits)
+            else:
+                draft_attention(*given)
             linear(out.flatten(1), layer.o, delta)
             add_rmsnorm(x, layer.mlp_norm, normed, eps, delta=delta)
             linear(normed, layer.gate_up, gate_up)

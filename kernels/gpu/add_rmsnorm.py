@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check, check_rows
 
 TEST_SHAPES = [(1, 32, 0), (5, 96, 2), (9, 384, 4)]  # (R, H, J)
@@ -35,8 +36,9 @@ def reference(
 def _add_rmsnorm(
     x, tokens, table, delta, partials, w, out, tap, tap_row, eps,
     H: tl.constexpr, SLOTS: tl.constexpr, EMBED: tl.constexpr, DELTA: tl.constexpr, NORM: tl.constexpr,
-    TAP: tl.constexpr, BLOCK: tl.constexpr,
+    TAP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     r = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     live = i < H
@@ -97,4 +99,5 @@ def add_rmsnorm(
         x if tap is None else tap, 0 if tap is None else tap.stride(0), eps,
         H=hidden, SLOTS=0 if partials is None else partials.shape[1], EMBED=table is not None, DELTA=delta is not None,
         NORM=out is not None, TAP=tap is not None, BLOCK=triton.next_power_of_2(hidden), num_warps=4,
+        **followed(first=tokens is not None),
     )  # fmt: skip

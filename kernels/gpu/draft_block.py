@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check, check_rows
 
 TEST_SHAPES = [(1, 2, 1, 16, 8), (3, 6, 2, 64, 8), (2, 4, 2, 32, 5)]  # (S, heads, KV heads, D, block)
@@ -63,8 +64,9 @@ def attention_reference(
 @triton.jit
 def _draft_rows(
     a, norms, position, slot, cos, sin, q, kv, a_row, eps,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, HB: tl.constexpr,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, HB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     r = tl.program_id(0).to(tl.int64)
     h, i = tl.arange(0, HB)[:, None], tl.arange(0, HALF)[None, :]
     live = h < HEADS + 2 * GROUPS
@@ -120,6 +122,7 @@ def draft_rows(
     _draft_rows[(rows,)](
         a, norms, position, slot, cos, sin, kv if q is None else q, kv, a.stride(0), eps, HEADS=heads, GROUPS=groups,
         HALF=width // 2, HB=triton.next_power_of_2(heads + 2 * groups), num_warps=4,
+        **followed(),
     )  # fmt: skip
 
 
@@ -138,8 +141,9 @@ def attend(q, k, v, seen, peak, total, acc):
 def _draft_attention(
     q, own, pool, pages, start, end, anchor, out, scale,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr,
-    CAUSAL: tl.constexpr, PAGES: tl.constexpr, MB: tl.constexpr, JB: tl.constexpr,
+    CAUSAL: tl.constexpr, PAGES: tl.constexpr, MB: tl.constexpr, JB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     s, g = tl.program_id(0), tl.program_id(1)
     m, d, j = tl.arange(0, MB), tl.arange(0, D), tl.arange(0, 64)
     row, head = m % BLOCK, g * (HEADS // GROUPS) + m // BLOCK
@@ -212,7 +216,7 @@ def draft_attention(
         q, own, pool, pages, start, end, anchor, out, width**-0.5 * 1.4426950408889634, HEADS=heads, GROUPS=groups,
         D=width, BLOCK=block, WINDOW=window or 0, CAUSAL=causal, PAGES=pages.shape[1],
         MB=max(16, triton.next_power_of_2(heads // groups * block)), JB=max(16, triton.next_power_of_2(block)),
-        num_warps=4, num_stages=2,
+        num_warps=4, num_stages=2, **followed(),
     )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu import checks
 from kernels.gpu.checks import FLOATS, expect
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.select import UNROLL, border_of, disordered, gather_row, ordered, sort_few, tile_of
 from kernels.sample import Law
 from kernels.sample import sample as sample_reference
@@ -203,8 +203,7 @@ def _draw(
     SEQUENCES: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:  # the walk may be launched: it waits before it reads what is drawn
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(PDL)  # the walk may be launched: it waits before it reads what is drawn
     r = tl.program_id(0)
     ends = tl.arange(0, SEQUENCES)
     end = tl.load(row_start_ptr + 1 + ends, mask=ends < sequences, other=0x7FFFFFFF)
@@ -260,6 +259,6 @@ def draw(logits: torch.Tensor, laws: Laws, depth: torch.Tensor, row_start: torch
         _draw[(rows,)](
             logits, depth, row_start, *laws, drawn, scratch, vocabulary, sequences,
             SEQUENCES=triton.next_power_of_2(max(sequences, 1)), TILES=-(-vocabulary // tile), TILE=tile,
-            LANES=min(tile, 128), PLACES=places, PDL=not checks.INTERPRETED, num_warps=max(tile // 256, 1),
+            LANES=min(tile, 128), PLACES=places, num_warps=max(tile // 256, 1), **followed(),
         )  # fmt: skip
     return drawn

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check
 from kernels.int4 import int4_unpack
 
@@ -69,7 +70,9 @@ def _rows(x, live, U: tl.constexpr, BM: tl.constexpr):
 def _gate_up(
     x, pairs, counts, words, scales, hidden, rows,
     H: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, U: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     e, begin = tl.program_id(2).to(tl.int64), tl.program_id(1) * BM
     count = tl.load(counts + e)
     if begin < count:
@@ -98,8 +101,9 @@ def _gate_up(
 @triton.jit(do_not_specialize=["rows"])
 def _down(
     hidden, pairs, counts, weights, words, scales, partials, rows,
-    H: tl.constexpr, INNER: tl.constexpr, U: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    H: tl.constexpr, INNER: tl.constexpr, U: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     e, begin = tl.program_id(2).to(tl.int64), tl.program_id(1) * BM
     count = tl.load(counts + e)
     if begin < count:
@@ -149,7 +153,7 @@ def int4_moe(
     check("hidden", hidden, (rows * top_k, inner), x.dtype)
     check("partials", partials, (rows, top_k, width), torch.float32)
     tiles = triton.cdiv(rows, BLOCK_ROWS)
-    sizes = {"H": width, "INNER": inner, "BM": BLOCK_ROWS, "BN": BLOCK_N, "num_warps": 4}
+    sizes = {"H": width, "INNER": inner, "BM": BLOCK_ROWS, "BN": BLOCK_N, "num_warps": 4, **followed()}
     _gate_up[(triton.cdiv(inner, BLOCK_N), tiles, experts)](
         x, pairs, counts, *gate_up, hidden, rows, K=top_k, U=_together(width), **sizes
     )

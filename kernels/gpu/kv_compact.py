@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.checks import FLOATS, at_most, expect
+from kernels.gpu.follow import follow, followed
 
 TEST_SHAPES = [(3, 128, 48, 2, 8), (2, 256, 160, 1, 64), (1, 192, 576, 3, 5)]  # (layers, slots, W, S, D)
 BENCH_SHAPES = [(61, 576, 1, 16), (61, 576, 2, 8), (61, 576, 64, 8)]  # (layers, W, S, D)
@@ -35,8 +36,9 @@ def reference(
 @triton.jit
 def _kv_compact(
     cache_ptr, slots_ptr, row_start_ptr, path_ptr, length_ptr, layer_words, words, deepest,
-    ROWS: tl.constexpr, WORDS: tl.constexpr,
+    ROWS: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     part, layer, s = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     i = tl.arange(0, ROWS)
     w = part * WORDS + tl.arange(0, WORDS)
@@ -76,5 +78,5 @@ def kv_compact(
         grid = (-(-words // WORDS), cache.shape[0], sequences)
         _kv_compact[grid](
             flat, slots, row_start, path, length, flat[0].numel(), words, deepest, ROWS=rows, WORDS=WORDS,
-            num_warps=min(max(rows // 8, 1), 8),
+            num_warps=min(max(rows // 8, 1), 8), **followed(),
         )  # fmt: skip

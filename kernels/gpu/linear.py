@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 1, 32, 16), (5, 1, 160, 96), (17, 4, 16, 32), (70, 1, 96, 64), (33, 8, 128, 32)]  # (R, H, N, K)
@@ -32,8 +33,9 @@ def reference(x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor | None = None
 def _linear(
     x, rows, w, out, count, N: tl.constexpr, K: tl.constexpr,
     x_row, x_head, out_row, out_head, scale,
-    GATHER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    GATHER: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     head = tl.program_id(2)
@@ -89,5 +91,6 @@ def linear(
         x, x if rows is None else rows, w, out, count, n, k,
         x.stride(0), x.stride(1), out.stride(0), out.stride(1), scale,
         GATHER=rows is not None, BM=bm, BN=BLOCK_N, BK=min(64, triton.next_power_of_2(k)), num_warps=4, num_stages=3,
+        **followed(),
     )  # fmt: skip
     return out

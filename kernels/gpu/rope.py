@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check, check_rows
 
 TEST_SHAPES = [(1, 1, 16), (5, 8, 32), (3, 4, 64)]  # (R, H, D)
@@ -28,8 +29,9 @@ def reference(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: t
 @triton.jit
 def _rope(
     x, position, cos, sin, out, x_row, x_head, out_row, out_head, scale,
-    HEADS: tl.constexpr, HALF: tl.constexpr, HB: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr, HB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     r = tl.program_id(0)
     p = tl.load(position + r).to(tl.int64)
     i, h = tl.arange(0, HALF), tl.arange(0, HB)
@@ -70,14 +72,16 @@ def rope(
     _rope[(rows,)](
         x, position, cos, sin, out, x.stride(0), x.stride(1), out.stride(0), out.stride(1), scale,
         HEADS=heads, HALF=width // 2, HB=triton.next_power_of_2(heads), num_warps=1,
+        **followed(),
     )  # fmt: skip
 
 
 @triton.jit
 def _mla_inputs(
     a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a_row, eps,
-    Q: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, QB: tl.constexpr,
+    Q: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, QB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     r = tl.program_id(0)
     a += r.to(tl.int64) * a_row
     i = tl.arange(0, QB)
@@ -129,6 +133,7 @@ def mla_inputs(
     _mla_inputs[(rows,)](
         a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a.stride(0), eps,
         Q=q, LATENT=latent, HALF=half, QB=triton.next_power_of_2(q), num_warps=4,
+        **followed(),
     )  # fmt: skip
 
 

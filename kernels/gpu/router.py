@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 8, 2), (5, 16, 4), (33, 24, 3)]  # (R, E, k)
@@ -41,7 +42,9 @@ def lists_reference(chosen: torch.Tensor, experts: int) -> list[list[int]]:
 def _route(
     logits, bias, slot, chosen, weights, row_stride, scale,
     E: tl.constexpr, K: tl.constexpr, NORMALISE: tl.constexpr, EB: tl.constexpr, KB: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     r = tl.program_id(0)
     e, j = tl.arange(0, EB), tl.arange(0, KB)
     real = tl.load(slot + r) >= 0
@@ -85,11 +88,15 @@ def route(
     _route[(rows,)](
         logits, bias, slot, chosen, weights, logits.stride(0), scale, E=experts, K=top_k, NORMALISE=normalise,
         EB=triton.next_power_of_2(experts), KB=triton.next_power_of_2(top_k), num_warps=1,
+        **followed(),
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _expert_lists(chosen, pairs, counts, rows, K: tl.constexpr, KB: tl.constexpr, BLOCK: tl.constexpr):
+def _expert_lists(
+    chosen, pairs, counts, rows, K: tl.constexpr, KB: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    follow(PDL)
     e = tl.program_id(0)
     j = tl.arange(0, KB)
     found = 0
@@ -113,5 +120,6 @@ def expert_lists(chosen: torch.Tensor, pairs: torch.Tensor, counts: torch.Tensor
     check("pairs", pairs, (experts, rows), torch.int32)
     check("counts", counts, (experts,), torch.int32)
     _expert_lists[(experts,)](
-        chosen, pairs, counts, rows, K=top_k, KB=triton.next_power_of_2(top_k), BLOCK=BLOCK_ROWS, num_warps=4
-    )
+        chosen, pairs, counts, rows, K=top_k, KB=triton.next_power_of_2(top_k), BLOCK=BLOCK_ROWS, num_warps=4,
+        **followed(),
+    )  # fmt: skip

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check
 
 PAGE = 64
@@ -45,8 +46,10 @@ def reference(
 
 @triton.jit
 def _row_layout(
-    parents, seq, first, prefix, chain, pages, position, slot, shared, path, PAGES: tl.constexpr, DEPTH: tl.constexpr
-):
+    parents, seq, first, prefix, chain, pages, position, slot, shared, path,
+    PAGES: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    follow(PDL)
     r = tl.program_id(0)
     q = tl.load(seq + r)
     if q < 0:
@@ -111,5 +114,5 @@ def row_layout(
     check("path", path, (rows, DEEPEST), torch.int32)
     _row_layout[(rows,)](
         parents, seq, first, prefix, chain, pages, position, slot, shared, path, PAGES=pages.shape[1], DEPTH=DEEPEST,
-        num_warps=1,
+        num_warps=1, **followed(first=True),
     )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 32, 0), (5, 96, 8), (9, 768, 0)]  # (R, W, columns behind them)
@@ -23,7 +24,8 @@ def reference(a: torch.Tensor, width: int) -> torch.Tensor:
 
 
 @triton.jit
-def _silu_mul(a, out, a_row, W: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul(a, out, a_row, W: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    follow(PDL)
     r = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(a + r * a_row + i, mask=i < W, other=0.0).to(tl.float32)
@@ -40,4 +42,4 @@ def silu_mul(a: torch.Tensor, out: torch.Tensor) -> None:
         raise ValueError(
             f"a has shape {list(a.shape)} and strides {list(a.stride())}, {rows} rows of at least {2 * width}"
         )
-    _silu_mul[(rows, triton.cdiv(width, BLOCK))](a, out, a.stride(0), W=width, BLOCK=BLOCK, num_warps=4)
+    _silu_mul[(rows, triton.cdiv(width, BLOCK))](a, out, a.stride(0), W=width, BLOCK=BLOCK, num_warps=4, **followed())

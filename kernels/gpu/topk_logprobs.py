@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.checks import FLOATS, at_most, expect
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.select import NO_KEY, UNROLL, choose, disordered, gather_row, sort_few, tile_of
 from kernels.tree_build import top_logprobs
 
@@ -54,8 +55,9 @@ def reference(logits: torch.Tensor, k: int) -> TopLogprobs:
 def _row(
     logits_ptr, scratch_ptr, out_logprobs, out_tokens, out_keys, out_peaks, out_sums, columns, first,
     K: tl.constexpr, FINAL: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
-    PLACES: tl.constexpr,
+    PLACES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * columns
     best = tl.full([TILE], float("-inf"), tl.float32)
@@ -170,5 +172,5 @@ def _rows(logits: torch.Tensor, k: int, first: int, out: TopLogprobs | None, one
     if rows:
         _row[(rows,)](
             logits, scratch, *final, *part, columns, first, K=k, FINAL=out is not None, TILES=-(-columns // tile),
-            TILE=tile, LANES=min(tile, 128), PLACES=places, num_warps=max(tile // 256, 2),
+            TILE=tile, LANES=min(tile, 128), PLACES=places, num_warps=max(tile // 256, 2), **followed(),
         )  # fmt: skip

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.checks import at_most, expect
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.select import NEVER, NO_KEY, choose
 from kernels.tree_build import BuiltTrees, candidates
 from kernels.tree_build import tree_build as build_reference
@@ -95,8 +96,9 @@ def _tree_build(
     logprobs_ptr, tokens_ptr, budgets_ptr, caps_ptr, table_ptr, scratch_ptr,
     out_tokens, out_parents, out_depth, out_mask, out_logprobs, out_counts, width, rows,
     DEPTH: tl.constexpr, NODES: tl.constexpr, BLOCK: tl.constexpr, FOUND: tl.constexpr, PLACES: tl.constexpr,
-    FIELDS: tl.constexpr, WIDE: tl.constexpr,
+    FIELDS: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     s = tl.program_id(0).to(tl.int64)
     logprobs_ptr += s * DEPTH * width
     cap = tl.load(caps_ptr + s)
@@ -230,7 +232,7 @@ def tree_build(
     narrow = tuple(torch.empty(shape, dtype=torch.int32, device=device) for _ in range(3))
     mask = torch.empty(shape, dtype=torch.int64, device=device)
     sigma = torch.empty(shape, dtype=torch.float32, device=device)
-    counts = torch.zeros(sequences, dtype=torch.int32, device=device)
+    counts = (torch.empty if nodes else torch.zeros)(sequences, dtype=torch.int32, device=device)
     if sequences and nodes:
         ranks = table(depth, nodes, device)
         rows = ranks.shape[1]
@@ -240,7 +242,7 @@ def tree_build(
         _tree_build[(sequences,)](
             logprobs, tokens, budgets, caps, ranks, scratch, *narrow, mask, sigma, counts, width, rows,
             DEPTH=depth, NODES=nodes, BLOCK=block, FOUND=found, PLACES=places, FIELDS=FIELDS,
-            WIDE=width >= nodes, num_warps=warps_for(block),
+            WIDE=width >= nodes, num_warps=warps_for(block), **followed(),
         )  # fmt: skip
     return Trees(narrow[0], narrow[1], narrow[2], mask, sigma, counts)
 

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.checks import expect
+from kernels.gpu.follow import follow, followed
 from kernels.tree_mask import tree_mask as mask_reference
 
 TEST_SHAPES = [(1, 1), (2, 8), (3, 33), (2, 64)]  # (S, most rows of one sequence)
@@ -45,7 +46,8 @@ def reference(parents: torch.Tensor, row_start: torch.Tensor) -> TreeMask:
 
 
 @triton.jit(do_not_specialize=["sequences", "rows"])
-def _tree_mask(parents_ptr, row_start_ptr, mask_ptr, depth_ptr, sequences, rows):
+def _tree_mask(parents_ptr, row_start_ptr, mask_ptr, depth_ptr, sequences, rows, PDL: tl.constexpr):
+    follow(PDL)
     s = tl.program_id(0)
     i = tl.arange(0, 64)
     first = tl.load(row_start_ptr + s)
@@ -81,5 +83,5 @@ def tree_mask(parents: torch.Tensor, row_start: torch.Tensor) -> TreeMask:
     rows, sequences = len(parents), len(row_start) - 1
     mask = torch.empty(rows, dtype=torch.int64, device=parents.device)
     depth = torch.empty(rows, dtype=torch.int32, device=parents.device)
-    _tree_mask[(sequences + 1,)](parents, row_start, mask, depth, sequences, rows, num_warps=2)
+    _tree_mask[(sequences + 1,)](parents, row_start, mask, depth, sequences, rows, num_warps=2, **followed())
     return TreeMask(mask, depth)

@@ -49,13 +49,24 @@ def test_a_block_sees_its_context(
     bounds = [torch.tensor(value, dtype=torch.int32, device=DEVICE) for value in (starts, ends, anchors)]
     given = [tensor.to(DEVICE) for tensor in (q, own, pool, pages)]
     out, once = (torch.full_like(given[0], torch.nan) for _ in range(2))
-    block_attention.block_attention(*given, *bounds, out, window, causal)
+    needed = block_attention.words(sequences, heads, groups, width, block, most)
+    block_attention.block_attention(
+        *given, *bounds, out, window, causal, torch.full((needed,), torch.nan, device=DEVICE)
+    )
     draft_block.draft_attention(*given, *bounds, once, window, causal)
     torch.testing.assert_close(out, once, atol=NEAR, rtol=NEAR)
     for s in range(sequences):
         at = slice(s * block, (s + 1) * block)
         want = block_attention.reference(q[at], own[at], contexts[s], starts[s], anchors[s], window or 0, causal)
         torch.testing.assert_close(out[at].cpu().float(), want.float(), atol=NEAR, rtol=NEAR)
+
+
+def test_states_stay_small_whatever_the_longest_context() -> None:
+    """Of 64 sequences of 262,144 positions and eight KV heads: 4 splits each and the block's, not 512."""
+    splits, pages, _ = block_attention.cut(64, 64, 8, 8, 4096)
+    assert (splits, pages) == (5, 1024)
+    assert 4 * block_attention.words(64, 64, 8, 128, 8, 4096) < 100 << 20
+    assert block_attention.cut(1, 6, 2, 8, 65) == (10, 8, 32), "short contexts keep splits of 512 positions"
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
@@ -69,5 +80,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         block_attention.block_attention(q, own, pool, pages, bound, bound, bound, strided, None, False)
     with pytest.raises(ValueError, match=r"anchor has shape \(2,\), expected \(1\)"):
         block_attention.block_attention(q, own, pool, pages, bound, bound, two, q.clone(), None, False)
+    with pytest.raises(ValueError, match=r"states has 3 words, \d+ are needed"):
+        block_attention.block_attention(
+            q, own, pool, pages, bound, bound, bound, q.clone(), None, False, bound[[0] * 3].float()
+        )
     with pytest.raises(ValueError, match="q has heads 24 wide, expected a power of two"):
         block_attention.block_attention(wide, wide_own, wide_pool, pages, bound, bound, bound, wide, None, False)

@@ -1,0 +1,50 @@
+"""Programmatic dependent launch: a kernel's programs are on their processors when the one before it ends.
+
+    @triton.jit
+    def _op(..., PDL: tl.constexpr):
+        follow(PDL)                             # first of all: nothing is read or written before
+
+    _op[grid](..., **followed())
+
+A kernel waits for the end of the one before it, then lets the next one be launched. So whatever runs comes behind
+everything that was launched before the kernel before it, and behind that one too once it has waited itself: results
+are those of kernels one after the other. In a graph of small kernels the gaps between them are what this takes away;
+where kernels fill the device it can cost more than it brings, and `one_after_another` turns it off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import triton
+import triton.language as tl
+
+from kernels.gpu import checks
+
+_close: ContextVar[bool] = ContextVar("launched_close", default=True)
+
+
+@triton.jit
+def follow(PDL: tl.constexpr):
+    """Waits for the kernel before, if that is still running, then lets the next one be launched."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+def followed(first: bool = False) -> dict[str, bool]:
+    """Arguments of a launch. `first`: what stands before it may be a copy, which no launch can run into."""
+    on = _close.get() and not checks.INTERPRETED
+    return {"PDL": on, "launch_pdl": on and not first}
+
+
+@contextlib.contextmanager
+def one_after_another() -> Iterator[None]:
+    """What is launched in the block is not launched before its turn."""
+    token = _close.set(False)
+    try:
+        yield
+    finally:
+        _close.reset(token)
