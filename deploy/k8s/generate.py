@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from deploy.configuration import SERVICES  # noqa: E402
 
 CHART = ROOT / "deploy" / "k8s" / "hedgerow"
-SHARED = ("redis.acl", "observability/rules.yaml", "observability/hedgerow.json")
+SHARED = ("redis.acl", "operator.acl", "observability/rules.yaml", "observability/hedgerow.json")
 NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", Path: "string"}
 # What the chart sets by itself, or keeps in a Secret.
 OURS = {

@@ -118,3 +118,42 @@ def test_an_old_sets_weights_count_too() -> None:
     old = "previous[0].verifier.set=,previous[0].verifier.startupSeconds=5000"
     objects = render("values", "verifier.set=b", old)
     assert named(objects, "Deployment", "-gateway")["spec"]["progressDeadlineSeconds"] == 5300
+
+
+def test_the_stores_operator_is_known_to_its_pod_alone() -> None:
+    objects = render("values", secrets=False)
+    secret = named(objects, "Secret", "-secrets")["stringData"]
+    assert len(secret["operator-password"]) >= 32
+    users = dict(line.split()[1:3] for line in secret["users.acl"].splitlines())
+    assert users == {"default": "off", "hedgerow": "on", "operator": "on"}
+    assert secret["operator-password"] not in secret["users.acl"], "the server knows a hash"
+    for where, spec in pod_specs(objects).items():
+        assert ("operator-password" in str(spec)) == where.endswith("-redis"), where
+
+
+@pytest.mark.parametrize(
+    ("secret", "restarted"),
+    [("redisPassword", {"kvstore"}), ("operatorPassword", set[str]()), ("tenantSecret", {"gateway"})],
+)
+def test_another_secret_restarts_those_that_are_given_it(secret: str, restarted: set[str]) -> None:
+    """And never the store: its passwords are loaded."""
+
+    def metadata(value: str) -> dict[str, Any]:
+        others = dict.fromkeys(("redisPassword", "operatorPassword", "tenantSecret"), "fixed")
+        sets = (f"secrets.{name}={each}" for name, each in (others | {secret: value}).items())
+        objects = render("values", *sets, secrets=False)
+        return {
+            each["metadata"]["name"].rpartition("-")[2]: each["spec"]["template"]["metadata"]
+            for each in objects
+            if each["kind"] in ("Deployment", "StatefulSet")
+        }
+
+    one, other = metadata("one"), metadata("two")
+    assert {name for name in one if one[name] != other[name]} == restarted
+
+
+def test_a_secret_of_ones_own_may_lack_the_operator() -> None:
+    """One of before there was any: the store starts, and nobody operates it."""
+    spec = pod_specs(render("values", "secrets.existingSecret=mine"))["StatefulSet/demo-hedgerow-redis"]
+    (volume,) = (each["secret"] for each in spec["volumes"] if each["name"] == "acl")
+    assert volume["optional"] is True

@@ -190,7 +190,7 @@ def test_no_secret_is_in_logs_or_arguments(release: Cluster) -> None:
                 + json.dumps(pod)
                 + release.kubectl("exec", name, "--", "cat", "/proc/1/cmdline")
             )
-            for key in ("tenant-secret", "redis-password", "redis-url"):
+            for key in ("tenant-secret", "redis-password", "redis-url", "operator-password"):
                 assert secrets[key] not in shown, f"{key} of {name}"
 
 
@@ -214,6 +214,7 @@ def test_sessions_outlive_the_release(release: Cluster) -> None:
     rest = client(json.dumps(left["position"]))
     assert left["tokens"] + rest["tokens"] == whole["tokens"]
     store = f"{RELEASE}-redis-0"
+    assert release.kubectl("exec", store, "-c", "valkey", "--", "hedgerow-store", "PING") == "PONG\n"
     for container in ("valkey", "tls"):  # each is started again by itself
         release.kubectl("exec", store, "-c", container, "--", "python3", "-c", "import os; os.kill(1, 15)")
     release.kubectl("delete", "pod", store, timeout=90)

@@ -16,7 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "k8s" / "hedgerow"
 KUBERNETES = "1.34"  # what templates are rendered for
 # Given, so that renders are the same every time; and planted, so that a test finds where they end up.
-SECRETS = {"tenantSecret": "planted-tenant-secret", "redisPassword": "plantedRedisPassword"}
+SECRETS = {
+    "tenantSecret": "planted-tenant-secret",
+    "redisPassword": "plantedRedisPassword",
+    "operatorPassword": "plantedOperator",
+}
 API_KEY = "planted-api-key-0123456789"
 VALUES = ("values", "values-laptop", "values-h200", "values-pro6000")
 

@@ -14,7 +14,8 @@ labels:
 annotations:
   checksum/settings: {{ include "hedgerow.settings" (dict "root" .root "service" .component) | sha256sum }}
   {{- if eq .component "gateway" "kvstore" }}
-  checksum/secrets: {{ toJson .root.Values.secrets | sha256sum }}
+  # of those that it is given
+  checksum/secrets: {{ omit .root.Values.secrets "operatorPassword" (ternary "redisPassword" "tenantSecret" (eq .component "gateway")) | toJson | sha256sum }}
   {{- end }}
   {{- with (index .root.Values .component).podAnnotations }}
   {{- toYaml . | nindent 2 }}
