@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,7 +23,7 @@ from hedgerow.model.cuda_graph import Recorded
 from hedgerow.model.cuda_plan import Fields, Shape
 from hedgerow.model.cuda_shapes import shape_of
 from hedgerow.model.cuda_step import CudaStep
-from hedgerow.model.cuda_weights import Reader
+from hedgerow.model.cuda_weights import Experts, Packed, Reader
 from hedgerow.weights.published import TRUE, Sizes, config
 from kernels.sample import Law
 from kernels.tree_accept import WalkRows
@@ -74,7 +73,7 @@ class Drawn(Reader):
     def float32(self, name: str, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, device=self.device)
 
-    def experts(self, names: list[list[str]], rows: int, columns: int, int4: bool) -> Any:
+    def experts(self, names: list[list[str]], rows: int, columns: int, int4: bool) -> Experts:
         """Every code is as likely as any other."""
         assert int4
         count, height = len(names), len(names[0]) * rows
@@ -82,7 +81,7 @@ class Drawn(Reader):
         words.view(torch.int64).random_(-(1 << 63), None, generator=self._draw)
         scales = torch.empty(count, height, columns // 32, dtype=self.dtype, device=self.device)
         scale = columns**-0.5 / CODE
-        return words, scales.uniform_(0.75 * scale, 1.25 * scale, generator=self._draw)
+        return Packed(words, scales.uniform_(0.75 * scale, 1.25 * scale, generator=self._draw))
 
 
 class ReplayedStep(CudaStep):

@@ -37,9 +37,12 @@ class Weights(NamedTuple):
 
 
 class Room:
-    """The buffers of steps of up to `rows` rows. A step of fewer takes the first rows of each."""
+    """The buffers of steps of up to `rows` rows. A step of fewer takes the first rows of each. `c`: what one rank
+    computes; its logits are of the whole `vocabulary`."""
 
-    def __init__(self, c: K2Config, taps: int, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, c: K2Config, vocabulary: int, taps: int, rows: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.rows = rows
         shared = c.moe_intermediate_size * c.n_shared_experts
         heads, top_k = c.num_attention_heads, c.num_experts_per_tok
@@ -70,7 +73,7 @@ class Room:
         self.counts = room(c.n_routed_experts, of=ints)
         self.inner = room(rows * top_k, c.moe_intermediate_size)
         self.partials = room(rows, top_k, c.hidden_size, of=floats)
-        self.logits = room(rows, c.vocab_size, of=floats)
+        self.logits = room(rows, vocabulary, of=floats)
         self.walks = room(MOST_SEQUENCES, BACK, of=ints)
 
 
@@ -96,22 +99,19 @@ class CudaStep:
         where = room.position[:n], room.slot[:n], room.shared[:n], room.path[:n]
         row_layout(f.parents, f.seq, f.first, f.prefix, f.chain, f.pages, *where)
         masks = tree_mask(f.parents, f.starts) if self.shape.output else None
-        x, normed, delta = room.x[:n], room.normed[:n], room.delta[:n]
-        routed = None
+        x, normed, routed = room.x[:n], room.normed[:n], None
         for number, layer in enumerate(self.weights.layers):
             w = layer.attention_norm
             if number == 0:
                 add_rmsnorm(x, w, normed, c.rms_norm_eps, tokens=f.tokens, table=self.weights.embedding)
             else:
-                tap = self.tap(number - 1)
-                add_rmsnorm(x, w, normed, c.rms_norm_eps, delta=delta, partials=routed, tap=tap)
-            self.attention(layer, cache[number], masks)
-            add_rmsnorm(x, layer.mlp_norm, normed, c.rms_norm_eps, delta=delta)
-            routed = self.mlp(number, layer)
-        last = self.tap(len(self.weights.layers) - 1)
-        add_rmsnorm(x, self.weights.norm, normed, c.rms_norm_eps, delta=delta, partials=routed, tap=last)
+                self.close(w, routed, self.tap(number - 1))
+            self.attend(number, cache[number], masks)
+            self.close(layer.mlp_norm)
+            routed = self.feed(number)
+        self.close(self.weights.norm, routed, self.tap(len(self.weights.layers) - 1))
         if self.shape.wanted:
-            linear(normed, self.weights.head, room.logits[: self.shape.wanted], f.wanted)
+            self.head(room.logits[: self.shape.wanted])
         if self.shape.whole and masks is not None:
             q = self.shape.sequences
             laws, walks = read_laws(f.laws, q), room.walks[:q]
@@ -125,8 +125,25 @@ class CudaStep:
         begin = self.taps.index(layer) * self.c.hidden_size
         return self.room.features[: self.shape.rows, begin : begin + self.c.hidden_size]
 
-    def attention(self, layer: CudaLayer, cache: torch.Tensor, masks: TreeMask | None) -> None:
-        """Attn(normed) into `delta`; the rows' latents go into the cache. The softmax scale is in the queries."""
+    def attend(self, number: int, cache: torch.Tensor, masks: TreeMask | None) -> None:
+        """What layer `number`'s attention adds, for `close`."""
+        self.attention(self.weights.layers[number], cache, masks, self.room.delta[: self.shape.rows])
+
+    def feed(self, number: int) -> torch.Tensor | None:
+        """What its feed-forward block adds, the same way; of routed experts, what `close` is given."""
+        return self.mlp(number, self.weights.layers[number])
+
+    def close(self, w: torch.Tensor, routed: torch.Tensor | None = None, tap: torch.Tensor | None = None) -> None:
+        """Ends a block: the residual stream, and the next one's input, by norm `w`."""
+        room, n = self.room, self.shape.rows
+        x, normed, delta = room.x[:n], room.normed[:n], room.delta[:n]
+        add_rmsnorm(x, w, normed, self.c.rms_norm_eps, delta=delta, partials=routed, tap=tap)
+
+    def head(self, logits: torch.Tensor) -> None:
+        linear(self.room.normed[: self.shape.rows], self.weights.head, logits, self.fields.wanted)
+
+    def attention(self, layer: CudaLayer, cache: torch.Tensor, masks: TreeMask | None, given: torch.Tensor) -> None:
+        """Attn(normed) into `given`; the rows' latents go into the cache. The softmax scale is in the queries."""
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         position, slot, w = room.position[:n], room.slot[:n], self.weights
         a, latent, query, q = room.a[:n], room.query_latent[:n], room.query[:n], room.q[:n]
@@ -146,7 +163,7 @@ class CudaStep:
             if self.shape.prompt:  # path D left zeros in its rows
                 mla_prefill_attention(q, pages, f.pages, f.prefix, f.chunks, context)
         linear(context, layer.uv, value)
-        linear(value.flatten(1), layer.o, room.delta[:n])
+        linear(value.flatten(1), layer.o, given)
 
     def mlp(self, number: int, layer: CudaLayer) -> torch.Tensor | None:
         """MLP(normed) into `delta`, the routed experts' part beside it."""

@@ -144,7 +144,7 @@ class CudaLayer:
         own, mlp = base + "self_attn.", base + "mlp."
         heads, nope, rope, value = c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
         kv_b = r.dense((own + "kv_b_proj.weight", (heads * (nope + value), c.kv_lora_rank)))
-        kv_b = kv_b.view(heads, nope + value, c.kv_lora_rank)
+        kv_b = kv_b.view(-1, nope + value, c.kv_lora_rank)  # of the share's heads
         sparse = number >= c.first_k_dense_replace
         return cls(
             attention_norm=r.dense((base + "input_layernorm.weight", (hidden,))),
