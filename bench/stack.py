@@ -6,8 +6,9 @@ verifiers.
 
 `rates` counts while all streams decode. Of a step: `draft` is the verifier's wait for trees, `device` what both
 processes wait for a GPU, `verifier_host` and `drafter_host` their own time, `around` what is left of the wall clock:
-messages, the event loop, steps that wait for work. `kills` compares every token with an undisturbed plain run.
-Results go to bench/results/stack-<part>-<device>.json with commit and machine.
+messages, the event loop, steps that wait for work. With --drafter-in-process there is one process, and all that it does
+for trees is in `draft` and in `verifier_host`. `kills` compares every token with an undisturbed plain run.
+Results go to bench/results/stack-<part>-<device>.json (-in-process.json) with commit and machine.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ async def generate(client: AsyncClient, prompt: str, count: int, budget: int, se
 def numbers(stack: Stack) -> dict[str, float]:
     """Every counter of verifier and drafter."""
     found: dict[str, float] = {}
-    for service in ("verifier", "drafter"):
+    for service in {"verifier", "drafter"}.intersection(stack.services):
         with grpc.insecure_channel(stack.admin_address(service)) as channel:
             stub = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
             found |= stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=10).numbers
@@ -76,8 +77,8 @@ def together(streams: Sequence[Stream]) -> dict[str, float]:
     return {"steps_s": round(len(steps) / (end - begin), 1), "tok_s": round(tokens / (end - begin), 1)}
 
 
-def split(before: dict[str, float], after: dict[str, float], wall: float) -> dict[str, float]:
-    """Milliseconds a step of the whole run, prompts included."""
+def split(before: dict[str, float], after: dict[str, float], wall: float, hosted: bool = False) -> dict[str, float]:
+    """Milliseconds a step of the whole run, prompts included; `hosted`: the drafter is in the verifier's process."""
 
     def spent(*names: str) -> float:
         return sum(after.get(f"hedgerow_{name}", 0.0) - before.get(f"hedgerow_{name}", 0.0) for name in names)
@@ -91,7 +92,7 @@ def split(before: dict[str, float], after: dict[str, float], wall: float) -> dic
         "step": step,
         "draft": draft,
         "device": device + draft_device,
-        "verifier_host": step - draft - device,
+        "verifier_host": step - device - (0.0 if hosted else draft),
         "drafter_host": drafted - draft_device,
         "around": wall - step,
     }
@@ -108,7 +109,7 @@ async def rates(client: AsyncClient, stack: Stack, prompts: Sequence[str], args:
                 runs = [generate(client, p, args.tokens, budget, n, setting) for n, p in enumerate(chosen)]
                 done = await asyncio.gather(*runs)
                 wall = time.perf_counter() - begun
-                figures = together(done) | split(before, numbers(stack), wall)
+                figures = together(done) | split(before, numbers(stack), wall, args.drafter_in_process)
                 out[f"{setting} {count} streams, budget {budget}"] = figures
                 print(f"{setting} {count:2} streams, budget {budget:2}: {json.dumps(figures)}", flush=True)
     return out
@@ -150,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", type=Path, default=Path("models/sapling"))
     parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
+    parser.add_argument("--drafter-in-process", action="store_true", help="in the verifiers' processes")
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--budgets", type=int, nargs="+", default=[0, 7, 16])
@@ -170,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as data:
         config = StackConfig(
             find_checkout(), args.model.resolve(), Path(data), args.drafter.resolve(), verifiers=args.verifiers,
-            settings=settings,
+            hosted=args.drafter_in_process, settings=settings,
         )  # fmt: skip
         begun = time.perf_counter()
         with Stack(config) as stack:
@@ -179,7 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             figures = asyncio.run(measure(stack))
     result = {"machine": machine(), "device": args.device, "startup_s": ready, args.part: figures}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"stack-{args.part}-{args.device}.json").write_text(json.dumps(result, indent=1) + "\n")
+    where = "-in-process" if args.drafter_in_process else ""
+    (RESULTS / f"stack-{args.part}-{args.device}{where}.json").write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

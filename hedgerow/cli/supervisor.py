@@ -54,6 +54,7 @@ class StackConfig:
     data: Path
     drafter: Path | None = None
     lookup: bool = False  # without a drafter's checkpoint: drafts from the session's own text
+    hosted: bool = False  # the drafter is computed in the verifiers' processes
     listen: str = "127.0.0.1:0"  # the first gateway's; port 0 takes a free one, else others have the ports after it
     gateways: int = 1
     verifiers: int = 1
@@ -227,7 +228,7 @@ class Stack:
         config = self.config
         counts = {
             "kvstore": config.kvstores,
-            "drafter": int(config.drafter is not None or config.lookup),
+            "drafter": int((config.drafter is not None and not config.hosted) or config.lookup),
             "verifier": config.verifiers,
             "gateway": config.gateways,
         }
@@ -261,7 +262,9 @@ class Stack:
                 "TENANT_SECRET": secret(config.data / "tenant_secret"),
             },
         }
-        if config.drafter is not None:
+        if config.drafter is not None and config.hosted:
+            plan["verifier"] |= {"DRAFTER": "in-process", "DRAFTER_PATH": str(config.drafter)}
+        elif config.drafter is not None:
             layers = ",".join(map(str, feature_layers(config.drafter)))
             plan["drafter"]["MODEL_PATH"] = str(config.drafter)
             plan["verifier"] |= {"DRAFTER": self.address("drafter"), "FEATURE_LAYERS": layers}

@@ -37,16 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="checkpoint of the target; the bundled one if not given"
     )
-    drafter = parser.add_mutually_exclusive_group()
-    drafter.add_argument(
-        "--drafter", type=Path, metavar="DIR", help="checkpoint of its drafter; DIR-dflash if not given"
-    )
-    drafter.add_argument("--no-drafter", action="store_true", help="plain decoding, no drafter process")
-    drafter.add_argument(
-        "--drafter-kind",
-        choices=KINDS,
-        help="lookup: drafts from the session's own text, without weights; none: as --no-drafter; dflash if not given",
-    )
+    _add_drafter(parser)
     parser.add_argument("--listen", default="127.0.0.1:7411", metavar="HOST:PORT", help="address of the gateway")
     for service, more in (
         ("gateway", "on the ports after --listen"),
@@ -77,6 +68,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="any setting of docs/configuration.md, say verifier.engine=torch; may be repeated",
     )
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="least severe event that is shown")
+
+
+def _add_drafter(parser: argparse.ArgumentParser) -> None:
+    drafter = parser.add_mutually_exclusive_group()
+    drafter.add_argument(
+        "--drafter", type=Path, metavar="DIR", help="checkpoint of its drafter; DIR-dflash if not given"
+    )
+    drafter.add_argument("--no-drafter", action="store_true", help="plain decoding, no drafter process")
+    drafter.add_argument(
+        "--drafter-kind",
+        choices=KINDS,
+        help="lookup: drafts from the session's own text, without weights; none: as --no-drafter; dflash if not given",
+    )
+    parser.add_argument(
+        "--drafter-in-process",
+        action="store_true",
+        help="the drafter is computed in the verifier's process: fewer messages a step, on one GPU above all",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,6 +122,8 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
     kind = "none" if args.no_drafter else args.drafter_kind or "dflash"
     if not model.is_dir():  # before its drafter's name is made of it
         raise InvalidRequest("--model", str(model), "an existing folder")
+    if args.drafter_in_process and kind != "dflash":
+        raise InvalidRequest("--drafter-in-process", kind, "a DFlash drafter")
     _, port = parse_address(args.listen)
     for option in ("gateways", "verifiers", "kvstores"):
         if not 1 <= getattr(args, option) <= MOST_PROCESSES:
@@ -135,6 +146,7 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
         model=model.resolve(),
         drafter=_drafter(args.drafter, model) if kind == "dflash" else None,
         lookup=kind == "lookup",
+        hosted=args.drafter_in_process,
         data=(args.data or root / ".hedgerow").resolve(),
         listen=args.listen,
         gateways=args.gateways,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hedgerow.engine.drafter import DrafterEngine
 from hedgerow.engine.types import DraftAnswer, DraftBatch, StepResult
-from hedgerow.engine.verifier import VerifierEngine
+from hedgerow.engine.verifier import Plan, VerifierEngine
 
 
 class Drafter(Protocol):
@@ -19,12 +19,16 @@ class Drafter(Protocol):
 
 
 class LocalDrafter:
-    """A DrafterEngine in this process, for tests and benches."""
+    """A DrafterEngine in this process: its trees are made in the step's own thread."""
 
     def __init__(self, engine: DrafterEngine) -> None:
         self.engine = engine
 
     async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
+        return self.engine.draft(batch)
+
+    def propose(self, batch: DraftBatch) -> DraftAnswer | None:
+        """What `draft` gives; blocks."""
         return self.engine.draft(batch)
 
 
@@ -43,7 +47,14 @@ async def step(engine: VerifierEngine, drafter: Drafter, worker: Executor | None
     plan = engine.plan()
     if plan is None:
         return None
+    if worker is not None and isinstance(drafter, LocalDrafter):
+        return await asyncio.get_running_loop().run_in_executor(worker, _whole, engine, drafter, plan)
     answer = await drafter.draft(plan.draft) if plan.draft.works or plan.draft.release else None
     if worker is None:
         return engine.verify(plan, answer)
     return await asyncio.get_running_loop().run_in_executor(worker, engine.verify, plan, answer)
+
+
+def _whole(engine: VerifierEngine, drafter: LocalDrafter, plan: Plan) -> StepResult:
+    """Trees and verification, one after the other: one way to the worker and back."""
+    return engine.verify(plan, drafter.propose(plan.draft) if plan.draft.works or plan.draft.release else None)

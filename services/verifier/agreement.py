@@ -105,6 +105,8 @@ def configured(config: VerifierServiceConfig) -> Wanted | None:
     """What the configuration says; None where the drafter must be asked. Raises ConfigError."""
     if config.drafter is None:
         return Wanted("hidden", config.layers)
+    if config.hosts_drafter:
+        return _hosted(config)
     if config.features == "tokens":
         return Wanted("tokens", ())
     if config.features == "projected":
@@ -112,6 +114,16 @@ def configured(config: VerifierServiceConfig) -> Wanted | None:
             raise ConfigError(variable_of("drafter_path"), "nothing", "it must be set where features is projected")
         return Wanted("projected", DraftConfig.from_folder(config.drafter_path).target_layer_ids)
     return Wanted("hidden", config.layers) if config.layers else None
+
+
+def _hosted(config: VerifierServiceConfig) -> Wanted:
+    if config.drafter_path is None:
+        raise ConfigError(variable_of("drafter_path"), "nothing", "it must be set where drafter is in-process")
+    if config.features not in ("auto", "hidden"):
+        raise ConfigError(
+            variable_of("features"), config.features, "must be auto or hidden where drafter is in-process"
+        )
+    return Wanted("hidden", config.layers or DraftConfig.from_folder(config.drafter_path).target_layer_ids)
 
 
 def reads(config: VerifierServiceConfig, wanted: Wanted, model: Model) -> tuple[Reads, str]:

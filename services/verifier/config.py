@@ -8,6 +8,7 @@ from pathlib import Path
 from hedgerow.rpc.computing import ComputingConfig
 from hedgerow.rpc.config import ConfigError, variable_of
 
+IN_PROCESS = "in-process"
 MOST_BUDGET = 4096
 """No operator allows more, so no session anywhere was admitted with more."""
 
@@ -18,7 +19,13 @@ class VerifierServiceConfig(ComputingConfig):
 
     model_path: Path = field(metadata={"help": "folder of the checkpoint"})
     model_name: str = field(metadata={"min": 1, "max": 128, "help": "name under which the model is served"})
-    drafter: str | None = field(default=None, metadata={"help": "address of the drafter; empty: plain decoding"})
+    drafter: str | None = field(
+        default=None,
+        metadata={
+            "help": "address of the drafter; in-process: drafter_path's, which is then computed here; empty: plain "
+            "decoding"
+        },
+    )
     feature_layers: str = field(
         default="", metadata={"max": 1024, "help": "the drafter's target layers, as 1,2,3; empty: the drafter is asked"}
     )
@@ -31,7 +38,10 @@ class VerifierServiceConfig(ComputingConfig):
         },
     )
     drafter_path: Path | None = field(
-        default=None, metadata={"help": "folder of the drafter's checkpoint, whose fc is applied where projected"}
+        default=None,
+        metadata={
+            "help": "folder of the drafter's checkpoint, whose fc is applied where projected, or all where in-process"
+        },
     )
     acceptance_least: float = field(
         default=0.9,
@@ -86,6 +96,11 @@ class VerifierServiceConfig(ComputingConfig):
             "help": "how long sequences outlive their gateway's stream: a lease and more, for its next owner",
         },
     )
+
+    @property
+    def hosts_drafter(self) -> bool:
+        """Whether the drafter is computed in this process."""
+        return self.drafter == IN_PROCESS
 
     @property
     def layers(self) -> tuple[int, ...]:

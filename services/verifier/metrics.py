@@ -130,13 +130,15 @@ class DraftCounters(Protocol):
     answered: int
     late: int
     unasked: int
+    failed: int
 
 
 def watch_drafter(counters: DraftCounters, connected: Callable[[], bool]) -> None:
     """Exports how the drafter does."""
 
     def requests() -> Mapping[str, float]:
-        return {"answered": counters.answered, "late": counters.late, "unasked": counters.unasked}
+        outcomes = {"answered": counters.answered, "late": counters.late}
+        return outcomes | {"unasked": counters.unasked, "failed": counters.failed}
 
     telemetry.watch("hedgerow_verifier_drafts", "Steps with work for the drafter, by outcome.", requests, "outcome")
     telemetry.watch("hedgerow_verifier_drafter_connections", "Streams to the drafter.", lambda: counters.connected)

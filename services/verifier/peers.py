@@ -45,6 +45,7 @@ class Counters:
     answered: int = 0
     late: int = 0  # answers that came after their step had gone on, or to no step of ours
     unasked: int = 0  # steps with work for a drafter that was not there, or is left alone
+    failed: int = 0  # steps in which a drafter in this process raised
 
 
 @dataclass

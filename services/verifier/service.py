@@ -34,6 +34,7 @@ from services.verifier.agreement import Described, Target, Wanted, configured, r
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.convert import description
 from services.verifier.defaults import read_defaults
+from services.verifier.hosted import load_hosted
 from services.verifier.loop import StepLoop
 from services.verifier.metrics import watch_acceptance, watch_device, watch_drafter, watch_engine
 from services.verifier.peers import DrafterPeer, Patience, ask_drafter
@@ -75,12 +76,16 @@ async def _work(
     config: VerifierServiceConfig, servicer: VerifierServicer, health: Health, attachments: Attachments
 ) -> None:
     wanted = configured(config) or await ask_drafter(config.drafter or "", peer_files(config))
+    # first of the two: the target's cache takes what memory is left
+    hosted = await asyncio.to_thread(load_hosted, config) if config.hosts_drafter else None
     group = await asyncio.to_thread(load, config, wanted)
+    if hosted is not None:
+        hosted.check(_target(config, group))
     incarnation = os.urandom(16)
     peer = _peer(config, group, incarnation)
     if peer is not None:
         peer.traced = attachments.traced
-    drafter: Drafter = peer or NoDrafter()
+    drafter: Drafter = peer or hosted or NoDrafter()
     probe = AcceptanceProbe(group.engine, config.acceptance_least if group.reads.width else 0.0)
 
     def deliver(result: StepResult) -> None:
@@ -92,16 +97,19 @@ async def _work(
     steps = StepLoop(group.engine, drafter, deliver)
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
     watch_engine(group.engine.load)
-    watch_device(partial(waited, group.model))
+    watch_device(lambda: waited(group.model) + (hosted.waited() if hosted else 0.0))
     servicer.count_experts(partial(experts, group.model))
-    if peer is not None:
-        watch_drafter(peer.counters, lambda: peer.connected)
+    if (there := peer or hosted) is not None:
+        watch_drafter(there.counters, lambda: there.connected)
         watch_acceptance(lambda: probe.measured)
+    if peer is not None:
         peer.arrived = partial(_arrived, probe, steps, health)
     health.facts |= {"model": config.model_name, "fingerprint": described.fingerprint.digest}
     if (ranks := shards(group.model)) > 1:
         health.facts["tensor_parallel"] = str(ranks)
     servicer.loaded = Loaded(described, group.engine, steps.wake, steps.trouble, config.max_budget)
+    if hosted is not None:
+        _arrived(probe, steps, health, hosted.described)
     others = [] if peer is None else [peer.run()]
     await asyncio.gather(_steps(steps, servicer), _drain(servicer, health, config.grace), *others)
 
@@ -169,13 +177,16 @@ def _model(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Model:
 
 
 def _peer(config: VerifierServiceConfig, group: Group, incarnation: bytes) -> DrafterPeer | None:
-    if config.drafter is None:
+    if config.drafter is None or config.hosts_drafter:
         return None
+    patience = Patience(answer=config.draft_timeout_ms / 1000)
+    return DrafterPeer(config.drafter, _target(config, group), incarnation, patience, peer_files(config))
+
+
+def _target(config: VerifierServiceConfig, group: Group) -> Target:
     c, model = group.model.config, group.model
-    target = Target(
+    return Target(
         c.vocab_size, model.feature_layers, group.reads.width, config.max_sequences, group.head_hash,
         group.wanted.features, c.hidden_size, c.num_hidden_layers, c.rope.theta, frozenset(c.eos_token_ids),
         group.drafter_hash,
     )  # fmt: skip
-    patience = Patience(answer=config.draft_timeout_ms / 1000)
-    return DrafterPeer(config.drafter, target, incarnation, patience, peer_files(config))

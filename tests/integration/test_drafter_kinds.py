@@ -20,8 +20,17 @@ PROMPT = "def f(a, b):\n    return a + b\n\n\ndef g(a, b):\n    return"
 Settings = Mapping[str, Mapping[str, str]]
 
 
-def config(tiny: Models, data: Path, settings: Settings, drafter: Path | None = None, lookup: bool = False) -> Stack:
-    return Stack(StackConfig(ROOT, tiny.target, data, drafter=drafter, lookup=lookup, settings=settings, budget=8))
+def config(
+    tiny: Models,
+    data: Path,
+    settings: Settings,
+    drafter: Path | None = None,
+    lookup: bool = False,
+    hosted: bool = False,
+) -> Stack:
+    return Stack(
+        StackConfig(ROOT, tiny.target, data, drafter=drafter, lookup=lookup, hosted=hosted, settings=settings, budget=8)
+    )
 
 
 def facts(stack: Stack, name: str) -> Mapping[str, str]:
@@ -75,6 +84,21 @@ def test_fc_on_the_verifiers_side_and_acceptance_below_the_card(tiny: Models, tm
         eventually(lambda: facts(stack, "verifier").get("acceptance", "").startswith("LOW: "))
         assert numbers(stack, "verifier")['hedgerow_verifier_acceptance_ratio{source="probe"}'] < 0.9
         assert any("level=warning" in line and "below its card" in line for line in stack.logs("verifier"))
+
+
+def test_a_drafter_in_the_verifiers_process(tiny: Models, tmp_path: Path) -> None:
+    drafter = copied(tiny, tmp_path / "drafter")
+    card = {"prompt": [1, 2, 3], "tokens": 60, "budget": 7, "topk_cap": 1, "tokens_per_step": 1.0}
+    (drafter / "acceptance.json").write_text(json.dumps(card))
+    with config(tiny, tmp_path / "data", {}, drafter=drafter, hosted=True) as stack:
+        assert stack.services == ("kvstore", "verifier", "gateway")
+        assert texts(stack, 8) == texts(stack, 0)
+        counted = numbers(stack, "verifier")
+        assert counted['hedgerow_verifier_drafts_total{outcome="answered"}'] > 20
+        assert counted['hedgerow_verifier_drafts_total{outcome="failed"}'] == 0
+        assert counted["hedgerow_verifier_tree_nodes_sum"] > 0
+        assert counted["hedgerow_verifier_drafter_up"] == 1
+        eventually(lambda: "its card says 1.00" in facts(stack, "verifier").get("acceptance", ""))
 
 
 def test_a_drafter_of_another_target_does_not_start_and_says_both_values(tiny: Models, tmp_path: Path) -> None:

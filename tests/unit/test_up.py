@@ -70,6 +70,15 @@ def test_another_kind_of_drafter_needs_no_folder(checkout: Path) -> None:
     assert config(checkout, "--drafter-kind", "dflash") == config(checkout)
 
 
+def test_a_drafter_in_the_verifiers_process_is_no_process(checkout: Path) -> None:
+    chosen = config(checkout, "--drafter-in-process")
+    assert (chosen.drafter, chosen.hosted) == (checkout / "models/sapling-dflash", True)
+    assert not config(checkout).hosted
+    for other in (("--no-drafter",), ("--drafter-kind", "lookup")):
+        with pytest.raises(InvalidRequest, match="--drafter-in-process"):
+            config(checkout, "--drafter-in-process", *other)
+
+
 def test_a_negative_budget_is_refused(checkout: Path) -> None:
     with pytest.raises(InvalidRequest, match="--budget: -1 is not allowed: at least 0"):
         config(checkout, "--budget", "-1")

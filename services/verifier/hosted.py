@@ -1,0 +1,120 @@
+"""A drafter in the verifier's own process: no messages, and its trees are made in the thread that computes the step.
+
+For one machine, and above all for one GPU: nothing is encoded or sent, and the process that waits for the device is the
+one that goes on. What it raises costs the step its trees and nothing else. What hangs in it hangs the step, as a
+hang of the target does: health says so, whoever watches it ends the process, and its sessions go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
+from hedgerow.engine.step import LocalDrafter
+from hedgerow.engine.types import DraftAnswer, DraftBatch
+from hedgerow.model.card import AcceptanceCard
+from hedgerow.model.devices import Device
+from hedgerow.model.interface import Draft, Prepares, waited
+from hedgerow.model.select import Engine, load_drafter
+from hedgerow.rpc.config import ConfigError, variable_of
+from hedgerow.rpc.logs import get_log
+from services.verifier.agreement import Described, Target, check
+from services.verifier.config import VerifierServiceConfig
+from services.verifier.peers import Counters, Patience
+
+MOST_NODES = 63  # of a tree, as in a process of its own
+log = get_log(__name__)
+
+
+class HostedDrafter(LocalDrafter):
+    """A DrafterEngine that may fail: `propose` blocks, and raises nothing."""
+
+    def __init__(
+        self,
+        engine: DrafterEngine,
+        described: Described,
+        patience: Patience | None = None,
+        waited: Callable[[], float] = lambda: 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(engine)
+        self.described, self.waited, self.counters = described, waited, Counters(connected=1)
+        self._patience, self._clock = patience or Patience(), clock
+        self._penalty, self._not_before = self._patience.penalty, 0.0
+
+    @property
+    def connected(self) -> bool:
+        """Whether it is asked: not while it is left alone after a failure."""
+        return self._clock() >= self._not_before
+
+    def check(self, target: Target) -> None:
+        """Raises Disagreement unless it was made for `target`."""
+        check(self.described, target)
+
+    async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
+        return self.propose(batch)
+
+    def propose(self, batch: DraftBatch) -> DraftAnswer | None:
+        """The step's trees; None after a failure, and for a while after it."""
+        if not self.connected:
+            self.counters.unasked += 1
+            return None
+        try:
+            answer = self.engine.draft(self._within(batch))
+        except Exception as error:  # noqa: BLE001  whatever a drafter does, decoding goes on
+            self.counters.failed += 1
+            log.error("the drafter failed; decoding goes on without it", exception=error, pause=self._penalty)
+            self.engine.drop_all()  # what it holds may be half of something
+            self._not_before = self._clock() + self._penalty
+            self._penalty = min(2 * self._penalty, self._patience.most_penalty)
+            return None
+        self._penalty = self._patience.penalty
+        self.counters.answered += 1
+        return answer
+
+    def _within(self, batch: DraftBatch) -> DraftBatch:
+        most = self.engine.config.max_budget
+        if all(work.budget <= most for work in batch.works):
+            return batch
+        return replace(batch, works=[replace(work, budget=min(work.budget, most)) for work in batch.works])
+
+
+def load_hosted(config: VerifierServiceConfig) -> HostedDrafter:
+    """Reads the drafter's checkpoint. Blocks; raises HedgerowError with file and field, ConfigError with the variable.
+
+    DFlash alone, of hidden states, with the trees of its marginals.
+    """
+    if config.drafter_path is None:
+        raise ConfigError(variable_of("drafter_path"), "nothing", "it must be set where drafter is in-process")
+    model = load_drafter(
+        config.drafter_path, config.model_path, cast(Engine, config.engine), config.threads_used,
+        device=cast(Device, config.device),
+    )  # fmt: skip
+    limits = DrafterConfig(config.max_sequences, min(config.max_budget, MOST_NODES))
+    card = AcceptanceCard.from_folder(config.drafter_path, model.vocab_size)
+    if isinstance(model, Prepares):  # so that no request waits for a compiler
+        model.prepare(limits.max_sequences, limits.max_budget)
+    engine = DrafterEngine(model, limits)
+    return HostedDrafter(engine, _described(model, limits, card), waited=lambda: waited(model))
+
+
+def _described(model: Draft, limits: DrafterConfig, card: AcceptanceCard | None) -> Described:
+    c = model.config
+    return Described(
+        vocab_size=model.vocab_size,
+        feature_layers=tuple(model.feature_layers),
+        feature_width=model.feature_width,
+        max_sequences=limits.max_sequences,
+        head_hash=model.target_head_hash,
+        block_size=model.block_size,
+        max_budget=limits.max_budget,
+        hidden_size=c.hidden_size,
+        layers=c.num_target_layers or 0,
+        rope_theta=c.rope.theta,
+        mask_token=c.mask_token_id,
+        checkpoint_hash=model.checkpoint_hash,
+        card=card,
+    )
