@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check, check_rows
 
 TEST_SHAPES = [(1, 32, 2), (5, 96, 3), (9, 384, 8)]  # (R, H, n)
@@ -57,8 +58,9 @@ def _wait(flags, turn):
 def _rank_norm(
     x, parts, part_offsets, flags, flag_offsets, turns, w, out, tap, part_stride, tap_row, eps, most,
     H: tl.constexpr, RANKS: tl.constexpr, RANK: tl.constexpr, PEERS: tl.constexpr, LANES: tl.constexpr,
-    TAP: tl.constexpr, BLOCK: tl.constexpr,
+    TAP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     row = tl.program_id(0)
     r = row.to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -148,11 +150,13 @@ def _launch(
     _rank_norm[(rows,)](
         x, parts, *where, w, out, x if tap is None else tap, stride, 0 if tap is None else tap.stride(0), eps,
         where[3].shape[0], H=hidden, TAP=tap is not None, BLOCK=triton.next_power_of_2(hidden), num_warps=8, **form,
+        **followed(),
     )  # fmt: skip
 
 
 @triton.jit
-def _rank_part(delta, partials, out, H: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+def _rank_part(delta, partials, out, H: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    follow(PDL)
     r = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = i < H
@@ -177,5 +181,6 @@ def rank_part(delta: torch.Tensor, partials: torch.Tensor | None, out: torch.Ten
     check("out", out, (rows, hidden))
     block, slots = min(1024, triton.next_power_of_2(hidden)), 0 if partials is None else partials.shape[1]
     _rank_part[(rows, triton.cdiv(hidden, block))](
-        delta, delta if partials is None else partials, out, H=hidden, SLOTS=slots, BLOCK=block, num_warps=4
-    )
+        delta, delta if partials is None else partials, out, H=hidden, SLOTS=slots, BLOCK=block, num_warps=4,
+        **followed(),
+    )  # fmt: skip

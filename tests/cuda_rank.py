@@ -1,0 +1,89 @@
+"""One rank of a test of RankedK2: `python -m tests.cuda_rank BACKEND FOLDER MEETING RANK COUNT DIRECT OUT`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from hedgerow.model.batch import SequenceRows
+from hedgerow.model.cuda_ranked import RankedK2
+from kernels.collectives import connect
+from kernels.sample import Law
+from kernels.tree_accept import WalkRows
+
+ROOT = Path(__file__).resolve().parents[1]
+TAPS = (1, 0)
+PARENTS = (-1, 0, 0, 1, 1, 3, 5, 2)
+LAWS = [Law(0.0, 0, 1.0, 0.0, 1, 0, 12), Law(0.9, 20, 0.95, 0.0, (1 << 63) - 5, 3, 12)]
+
+
+def steps(model: Any, length: int = 70, repeats: int = 4) -> list[torch.Tensor]:
+    """Logits and features of two prompts' chunks, then `repeats` steps of trees in one pass: drawn paths, features,
+    logits again, and the latents that they left. From the second of a shape on the step is a graph."""
+    cache, found, vocabulary = model.new_cache(6), list[torch.Tensor](), model.config.vocab_size
+    prompts = [[(11 * i + 5 + 7 * n) % vocabulary for i in range(length - 2 * n)] for n in range(2)]
+    pages = ((4, 1), (2, 3))
+    for n, tokens in enumerate(prompts):
+        last = len(tokens) - 1
+        out = model.forward([SequenceRows(0, pages[n], tokens, range(-1, last), [last], True)], cache)
+        found += [out.logits.cpu().clone(), out.features.clone()]
+    lengths, tokens = [len(prompt) for prompt in prompts], [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3]]
+    for _ in range(repeats):
+        rows = [
+            SequenceRows(lengths[n], pages[n], tokens[n], PARENTS, range(len(PARENTS)), limit=128) for n in range(2)
+        ]
+        trees = [WalkRows(n * len(PARENTS), PARENTS, tokens[n], LAWS[n]) for n in range(2)]
+        verified = model.verify(rows, cache, trees)
+        found.append(verified.features.clone())
+        for n, walked in enumerate(verified.walked):
+            found.append(torch.tensor([*walked.path, walked.bonus]))
+            lengths[n] += len(walked.path)
+            tokens[n] = [walked.bonus, *tokens[n][1:]]
+        logits = model.forward(rows, cache).logits
+        found.append(logits.cpu().clone())
+    found.append(cache.read(range(6 * 64)).float())
+    return found
+
+
+def run(backend: str, folder: Path, count: int, direct: bool, aside: Path) -> list[list[torch.Tensor]]:
+    """What each rank found. `direct`: over the ranks' own memory."""
+    outs = [aside / f"{rank}.pt" for rank in range(count)]
+    module = [sys.executable, "-m", "tests.cuda_rank", backend, str(folder), str(aside / "meeting")]
+    env = os.environ | ({} if direct else {"NCCL_P2P_DISABLE": "1"})
+    ranks = [
+        subprocess.Popen([*module, str(rank), str(count), str(int(direct)), str(out)], cwd=ROOT, env=env)
+        for rank, out in enumerate(outs)
+    ]
+    try:
+        for rank in ranks:
+            assert rank.wait(timeout=100) == 0
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [torch.load(out, weights_only=True) for out in outs]
+
+
+def main() -> None:
+    backend, folder, meeting, rank, count, direct, out = sys.argv[1:]
+    given: Any = backend
+    device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", int(rank))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    nobody = patch("hedgerow.model.cuda_ranked.share", lambda *arguments: None)
+    if direct == "0":
+        nobody.start()
+    with torch.inference_mode():
+        model = RankedK2.of(Path(folder), TAPS, device, connect(given, meeting, int(rank), int(count), 60), dtype)
+        assert model.direct == (direct == "1"), "the ranks' memory is used where it should not be, or is not"
+        torch.save(steps(model) if device.type == "cuda" else steps(model, 4, 1), out)
+
+
+if __name__ == "__main__":
+    main()
