@@ -182,6 +182,7 @@ class AttachedSequence:
             error=error,
             timings=self.timings if timed else None,
             chunks=self._chunks.seen if timed else (),
+            trace=self.start.trace,
         )
 
     def usage(self) -> UsageCount:

@@ -59,6 +59,12 @@ class Start:
     deadline: float | None = None  # time.monotonic() seconds
     want_trees: bool = False
     owner: bytes = b""  # the gateway whose stream gets the updates
+    trace: str = ""  # the id of its trace, for logs
+
+    @property
+    def named(self) -> dict[str, str]:
+        """What log lines about it carry."""
+        return {"session": self.session_id} | ({"trace": self.trace} if self.trace else {})
 
 
 class TreeNodes(NamedTuple):
@@ -178,6 +184,7 @@ class Update:
     error: Exception | None = None  # finish is ERROR
     timings: SequenceTimings | None = None  # with the first and the last; whole once the step's result is out
     chunks: Sequence[PrefillChunk] = ()  # of this attempt, with the timings
+    trace: str = ""  # its start's
 
 
 class StepTimings(NamedTuple):

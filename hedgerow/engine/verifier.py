@@ -42,6 +42,7 @@ from hedgerow.errors import HedgerowError, Internal, InvalidRequest
 from hedgerow.model.interface import Target, WholeSteps
 
 log = logging.getLogger(__name__)
+NAMED = 32  # sessions in one line of the log
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ class VerifierEngine:
                 verify_ns = time.perf_counter_ns() - forward_begun
                 self._accept(plan, parts, done)
         except Exception as error:
-            fields = {"step": plan.step_id, "sequences": len(plan.works)}
+            named = [work.sequence.start.session_id for work in plan.works[:NAMED]]
+            fields = {"step": plan.step_id, "sequences": len(plan.works), "sessions": named}
             log.exception("a step failed: every running sequence ends with an error", extra={"fields": fields})
             self._fail(error)
         self._catch_up()
@@ -242,7 +244,7 @@ class VerifierEngine:
             self._updates.append(adopt.refusal(held, sequence.pair))
             if (why := adopt.mismatch(held, start)) is None:
                 return self._adopt(held, sequence)
-            fields = {"session": session_id, "differs": why}
+            fields = start.named | {"step": self._step_id + 1, "differs": why}
             log.error("attached with another text than it has here: computed again", extra={"fields": fields})
             held.finish = Finish.ERROR
             self._release(held)

@@ -24,11 +24,12 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from hedgerow.errors import HedgerowError, Internal, InvalidRequest
-from hedgerow.rpc import status
-from hedgerow.rpc.logs import get_log
+from hedgerow.rpc import status, tracing
+from hedgerow.rpc.logs import bind, get_log
 
 log = get_log(__name__)
 
+KEY, MOST_NAME = "traceparent", 128  # of metadata; characters of a session's name in the log
 Handler = Callable[..., Any]
 Context = grpc.aio.ServicerContext[Any, Any]
 Read = Callable[[bytes], Any]
@@ -94,6 +95,7 @@ def _guard(method: str, inner: Handler) -> Handler:
     async def call(request: Any, context: Context) -> Any:
         try:
             _check(request)
+            _name(request, context)
             return await inner(request, context)
         except (grpc.aio.AbortError, GeneratorExit):
             raise
@@ -107,6 +109,7 @@ def _guard_generator(method: str, inner: Handler) -> Handler:
     async def call(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
             _check(request)
+            _name(request, context)
             async with aclosing(inner(request, context)) as answers:
                 async for answer in answers:
                     yield answer
@@ -126,6 +129,14 @@ def _write(inner: Handler) -> Handler:
                 await context.write(answer)
 
     return call
+
+
+def _name(request: Any, context: Context) -> None:
+    """What this call's log lines are about, as far as it says so itself. A handler that knows better binds that."""
+    caller = str(dict(context.invocation_metadata() or ()).get(KEY, ""))
+    about = request.record if hasattr(request, "record") else request
+    session = str(getattr(about, "session_id", ""))[:MOST_NAME]
+    bind(session=session, trace=tracing.trace_id(caller))
 
 
 def _check(request: Any) -> None:

@@ -4,7 +4,8 @@
     log.warning("redis is away", address=url, retry_in=0.5)
     time=2026-01-02T03:04:05.678Z level=warning service=kvstore event="redis is away" address=... retry_in=0.5
 
-What is about a call has its `trace` and `session`, also where the code that tells it knows neither: see `bind`.
+What is about a call has its `trace` and `session`, also where the code that tells it knows neither: see `bind`. What is
+about a step has its number as `step`; about many sessions, the names of some as `sessions`.
 Prompts, tokens and secrets are never logged.
 """
 

@@ -12,7 +12,7 @@ import grpc.aio
 
 from hedgerow.engine.types import DraftAnswer, DraftBatch
 from hedgerow.errors import InvalidRequest, Overloaded, Unavailable
-from hedgerow.rpc.logs import get_log
+from hedgerow.rpc.logs import bind, get_log
 from hedgerow.rpc.streams import FIRST_MESSAGE, until
 from hedgerow.v1 import drafter_pb2, drafter_pb2_grpc
 from services.drafter import spans
@@ -72,6 +72,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         try:
             async with aclosing(until(self._draining, request_iterator, self._first_within)) as requests:
                 async for request in requests:
+                    bind(step=request.step_id)
                     verifier = _same_verifier(verifier, request.verifier)
                     batch = batch_from(request, loaded.limits)
                     engine = self._enter(loaded) if engine is None else engine

@@ -103,7 +103,7 @@ class Following:
         except HedgerowError as error:
             self.session.fail(error)
         except Exception as fault:  # noqa: BLE001  readers must be told, whatever happened
-            log.error("following failed", exception=fault, session=self.session.id)
+            log.error("following failed", exception=fault, **self.session.named)
             self.session.fail(Internal(f"session {self.session.id} could not be followed"))
 
     async def _turn(self) -> bool:

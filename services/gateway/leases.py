@@ -78,7 +78,7 @@ class Leases:
         try:
             await self._persist(lambda: self._store.release(record, epoch))
         except HedgerowError as refused:  # it is another gateway's by now, or gone
-            log.info("a lease was not released", session=record.session_id, why=refused.message)
+            log.info("a lease was not released", **record.named, why=refused.message)
             if isinstance(refused, Unavailable | Overloaded):
                 self.kept(record.session_id)
 
@@ -88,7 +88,7 @@ class Leases:
         except HedgerowError as refused:
             outcome = refused
         except Exception as fault:  # noqa: BLE001  the session must be told, whatever happened
-            log.error("a repair failed", exception=fault, session=record.session_id)
+            log.error("a repair failed", exception=fault, **record.named)
             outcome = Unavailable("kvstore", "a lost session could not be repaired")
         repaired(outcome)
 
@@ -104,7 +104,7 @@ class Leases:
             if state.epoch > epoch or (state.epoch == epoch and state.owner != self._store.owner):
                 raise Fenced(record.session_id, epoch, state.epoch)
         except SessionUnknown:
-            log.warning("the store lost a session, which is written again", session=record.session_id)
+            log.warning("the store lost a session, which is written again", **record.named)
         return await self._store.acquire(record, floor=max(floor, epoch), repair=True, only_expired=False)
 
     async def _persist(self, call: Callable[[], Awaitable[Answer]]) -> Answer:

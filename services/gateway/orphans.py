@@ -46,7 +46,7 @@ class Orphans:
             since = self._since[session.id] = before.get(session.id, now)
             if now - since >= self.patience:
                 self._table.counts.paused += 1
-                log.info("nobody reads it: paused", session=session.id, tokens=session.acked)
+                log.info("nobody reads it: paused", **session.named, tokens=session.acked)
                 self._table.pause(session)
 
 

@@ -109,7 +109,7 @@ class Repairs:
         return False
 
     def _append_again(self, session: Session, state: State) -> None:
-        log.warning("appending again", session=session.id, stored=state.length, held=len(session.tokens))
+        log.warning("appending again", **session.named, stored=state.length, held=len(session.tokens))
         session.acknowledge(state, self._now_ns())
         appends = session.again(state.length)
         self._counts.repaired_tokens += len(session.tokens) - state.length

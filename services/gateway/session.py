@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hedgerow import digest
 from hedgerow.errors import Fenced, HedgerowError, InvariantViolation
@@ -95,6 +95,7 @@ class Session:
         self.commit_ns = -1  # how long the last answer took; -1: it was to none of what is here
         self._unacked: deque[_Unacked] = deque()
         self._steps = self._draft_tokens = self._accepted = 0
+        self.step = 0  # of the verifier that spoke last
 
     @classmethod
     def restored(cls, stored: Stored, epoch: int, options: Options = Options()) -> Session:
@@ -199,6 +200,12 @@ class Session:
         self._stop()
 
     @property
+    def named(self) -> dict[str, Any]:
+        """What log lines about it carry: its trace is that of the call for which it goes on."""
+        trace, step = self.options.trace.id or self.record.trace.id, self.step
+        return {"session": self.id} | ({"trace": trace} if trace else {}) | ({"step": step} if step else {})
+
+    @property
     def may_be_held(self) -> bool:
         """Whether its verifier may rightly say nothing more: not all of its tokens are acknowledged, or it is over."""
         return self.end is not None or self.told < len(self.tokens)
@@ -268,6 +275,8 @@ class Session:
 
     def _count(self, stats: StepStats | None, emitted: bool) -> None:
         self._steps += emitted
+        if stats:
+            self.step = stats.step_id
         if stats and emitted:
             self._draft_tokens += stats.tree_nodes
             self._accepted += min(stats.accepted, stats.emitted)

@@ -19,6 +19,7 @@ from hedgerow.errors import (
     Overloaded,
     Unavailable,
 )
+from hedgerow.rpc.logs import get_log
 from services.gateway.messages import Append, Appended, AppendStatus, State, Stored, Timings, Update
 from services.gateway.ports import Leases, Store, Verifier
 from services.gateway.reader import Reader
@@ -27,6 +28,8 @@ from services.gateway.session import Gap, Options, Session
 from services.gateway.types import Finish, Record
 from services.gateway.upkeep import QUIET, Upkeep
 from services.gateway.verifiers import Verifiers, Work
+
+log = get_log(__name__)
 
 
 class SessionTable:
@@ -213,6 +216,7 @@ class SessionTable:
             self._verifiers.attach(session, InvariantViolation(f"session {session.id}: updates with gaps"))
             return None
         except InvariantViolation as error:
+            log.error("a verifier changed a token", **session.named, verifier=self._verifiers.address_of(session))
             self._verifiers.cancel(session)
             return session.close(Finish.ERROR, now_ns, error)
         if len(session.tokens) > known:
@@ -284,6 +288,7 @@ class SessionTable:
         self._store.forget(session.id)
         session.fail(error)
         self._watcher.over(session)
+        log.info("a session does not go on here", **session.named, why=error.reason)
         if isinstance(error, InvariantViolation):
             self._unrecorded(session.record)
         elif isinstance(error, Unavailable):

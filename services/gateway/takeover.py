@@ -145,7 +145,7 @@ class TakeOver:
         options = self.options(stored.record, trace)
         session = self._table.take_over(stored, epoch, options)
         self._table.counts.taken_over += 1
-        log.info("took a session over", session=session.id, epoch=epoch, tokens=len(session.tokens))
+        log.info("took a session over", **session.named, epoch=epoch, tokens=len(session.tokens))
         self.admit(session, options.deadline, cancelled=stored.state.cancel_marked)
         return session
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Finish(enum.IntEnum):
@@ -71,6 +71,11 @@ class Trace:
 
     traceparent: str = ""
     tracestate: str = ""
+
+    @property
+    def id(self) -> str:
+        """Of the trace; "" where there is none."""
+        return self.traceparent[3:35]
 
 
 NO_TRACE = Trace()
@@ -176,3 +181,9 @@ class Record:
     return_steps: bool = False
     return_trees: bool = False
     trace: Trace = NO_TRACE  # the request that made it
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What log lines about it carry."""
+        about = {"session": self.session_id}
+        return about | {"trace": self.trace.id} if self.trace.id else about

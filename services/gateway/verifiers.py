@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hedgerow.errors import HedgerowError, Internal, InvariantViolation, Unavailable
+from hedgerow.rpc.logs import get_log
 from services.gateway.messages import Start
 from services.gateway.ports import Counts, Verifier, Watcher
 from services.gateway.session import Session
@@ -27,6 +28,7 @@ FIRST_DELAY, LAST_DELAY = 0.05, 2.0  # seconds between attempts that fail
 LAST_LOSS_DELAY = 8.0
 # Faults in a row without a new token. A session on which every verifier fails must not go round for ever.
 MAX_FAULTS = 8
+log = get_log(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,10 @@ class Verifiers:
         """Sessions without a verifier."""
         return len(self._waiting)
 
+    def address_of(self, session: Session) -> str:
+        """Of the verifier that runs it; "" where none does."""
+        return self._at[session.id].address if session.id in self._at else ""
+
     def is_placed(self, session: Session) -> bool:
         """Whether a verifier runs it."""
         return session.id in self._at
@@ -99,6 +105,8 @@ class Verifiers:
         if error is not None:
             self.counts.refused += 1
             self._note(session, error, before)
+            where = before.address if before else ""
+            log.info("a verifier does not go on with a session", **session.named, verifier=where, why=error.reason)
         self._waiting[session.id] = session
         self._place(session, before if error is None else None)
         if before is not None and before.attached and self._at.get(session.id) is not before:
@@ -111,6 +119,7 @@ class Verifiers:
             if session.end is not None:
                 continue  # only the store's answer is missing; another verifier would hold a sequence nobody ends
             self.watcher.displaced(session, error.reason, lost=True)
+            log.info("a session lost its verifier", **session.named, verifier=verifier.address, why=error.reason)
             session.attempt += 1
             session.heard_at, session.moved = None, True
             self.counts.failed_over += 1

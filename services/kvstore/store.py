@@ -22,6 +22,7 @@ from services.kvstore.replies import is_newer, parse_info, refusal, refused, sou
 from services.kvstore.runner import RETRY_AFTER, Runner
 from services.kvstore.scripts import Call, Plain, Script
 
+NAMED = 32  # sessions in one line of the log
 log = get_log(__name__)
 
 # A claim after a look at the lease is lost to another one this often at most before the caller hears of it.
@@ -66,7 +67,9 @@ class Store:
         replies = told[len(times) :]
         lost = [reply for reply in replies if isinstance(reply, errors.HedgerowError)]
         if lost:
-            log.warning("append failed", entries=len(lost), of=len(entries), why=lost[0].message)
+            pairs = zip(entries, replies, strict=True)
+            named = [entry.session_id for entry, reply in pairs if isinstance(reply, errors.HedgerowError)][:NAMED]
+            log.warning("append failed", entries=len(lost), of=len(entries), sessions=named, why=lost[0].message)
         answers = [_append_answer(entry, reply) for entry, reply in zip(entries, replies, strict=True)]
         for entry, answer in zip(entries, answers, strict=True):
             if answer.status == Status.OK and (entry.tokens or entry.finish):
@@ -261,5 +264,11 @@ def _append_answer(entry: Entry, reply: Any) -> Answer:
     if isinstance(reply, bytes):
         return codec.unpack_answer(reply)
     if isinstance(reply, ResponseError):
-        log.warning("append refused", session=entry.session_id, why=refused("append", reply).message)
+        log.warning(
+            "append refused",
+            session=entry.session_id,
+            epoch=entry.lease.epoch,
+            offset=entry.offset,
+            why=refused("append", reply).message,
+        )
     return Answer(Status.UNAVAILABLE, State())

@@ -28,6 +28,7 @@ from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal, InvalidRequest, Unsupported
 from hedgerow.model.card import AcceptanceCard
 from hedgerow.model.interface import Target, shards
+from hedgerow.rpc import tracing
 from hedgerow.v1 import common_pb2, drafter_pb2, verifier_pb2
 from services.verifier.agreement import Described
 from services.verifier.config import MOST_BUDGET
@@ -66,6 +67,7 @@ def start_from(message: verifier_pb2.StartSequence, owner: bytes, max_budget: in
         deadline=deadline,
         want_trees=message.return_trees,
         owner=owner,
+        trace=tracing.trace_id(message.trace.traceparent),
     )
 
 

@@ -10,6 +10,7 @@ from hedgerow.engine.step import Drafter, step
 from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import Internal
+from hedgerow.rpc.logs import bind
 from hedgerow.rpc.work import computing_thread
 
 STUCK = 30.0  # seconds; the longest step, a full prefill chunk on a busy laptop, takes one or two
@@ -40,6 +41,7 @@ class StepLoop:
                 self._began = time.monotonic()
                 result = await step(self._engine, self._drafter, worker)
                 self._began = None
+                bind(step=result.step_id if result is not None else "")
                 if result is None:
                     await self._sleep()
                     continue

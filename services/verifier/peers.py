@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -150,7 +151,7 @@ class DrafterPeer:
         except grpc.aio.AioRpcError as error:
             self._note(f"{error.code().name}: {from_rpc_error(error).message}")
         except Exception as error:  # noqa: BLE001  whatever a drafter does, decoding goes on
-            log.error("the drafter's connection failed", exception=error, address=self.address)
+            log.error("the drafter's connection failed", exception=error, address=self.address, **self._during())
         return None
 
     async def _stream(self, stub: drafter_pb2_grpc.DrafterServiceStub, described: Described) -> None:
@@ -191,8 +192,12 @@ class DrafterPeer:
         """Logs once an outage, not once an attempt."""
         if trouble != self._trouble:
             tell = log.warning if self.counters.connected else log.info  # at start the drafter is still loading
-            tell("no drafter; decoding goes on without it", address=self.address, why=trouble)
+            tell("no drafter; decoding goes on without it", address=self.address, why=trouble, **self._during())
         self._trouble = trouble
+
+    def _during(self) -> dict[str, Any]:
+        """The step that waits for trees, if one does: for the log."""
+        return {} if self._pending is None else {"step": self._pending.step_id}
 
 
 async def ask_drafter(address: str, tls: Watched | None = None) -> Wanted:

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 import grpc.aio
 
 from hedgerow.engine.types import EngineLoad, Finish, Start, StepResult, Update
+from hedgerow.engine.verifier import NAMED
 from hedgerow.errors import Fenced, HedgerowError, InvalidRequest, Unavailable
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.streams import FIRST_MESSAGE, silent
+from hedgerow.rpc.tracing import trace_id
 from hedgerow.v1 import verifier_pb2, verifier_pb2_grpc
 from services.verifier.convert import load_to, refusal, response_to, start_from
 from services.verifier.metrics import StepMetrics
@@ -24,6 +26,7 @@ INCARNATION_BYTES = 16
 # A gateway whose write meets the end of its stream loses what it has not read (grpc.aio drops it with the call); so the
 # stream stays open for as long as the acknowledgement of its last tokens takes.
 LINGER = 1.0
+MOST_NAME = 128  # characters of a name, in the log
 LOADING = "its weights are being loaded"
 log = get_log(__name__)
 
@@ -140,6 +143,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
     def deliver(self, result: StepResult) -> None:
         """Queues a step's updates, one message a gateway."""
         self._metrics.count(result)
+        for update in result.updates:
+            if update.finish is not Finish.NONE:
+                tell_end(result.step_id, update)
         self._streams.deliver(result.step_id, result.updates, result.timings)
         if any(update.finish is not Finish.NONE for update in result.updates):
             self._settled.set()
@@ -210,6 +216,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
                 raise Unavailable("the verifier", "it is draining")
             loaded.engine.start(start_from(message, stream.key, loaded.max_budget))
         except HedgerowError as error:
+            named = {"session": message.session_id[:MOST_NAME], "trace": trace_id(message.trace.traceparent)}
+            log.info("a start is refused", **named, epoch=message.epoch, attempt=message.attempt, why=error.reason)
             return refusal(message, error)
         stream.live[message.session_id] = pair = (message.epoch, message.attempt)
         self._metrics.attachments.begin(message.session_id, *pair, message.trace.traceparent)
@@ -240,7 +248,11 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         for session_id, (epoch, attempt) in stream.live.items():
             with contextlib.suppress(Fenced):
                 loaded.engine.cancel(session_id, epoch, attempt)
-        log.info("cancelled the sequences of a gateway that left", gateway=stream.gateway.hex(), count=len(stream.live))
+        named = list(stream.live)[:NAMED]
+        log.info(
+            "cancelled the sequences of a gateway that left",
+            gateway=stream.gateway.hex(), count=len(stream.live), sessions=named,
+        )  # fmt: skip
         loaded.wake()
 
     def _end_idle_streams(self) -> None:
@@ -252,6 +264,15 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServiceServicer):
         if self.loaded is None:
             raise Unavailable("verifier", LOADING)
         return self.loaded
+
+
+def tell_end(step: int, update: Update) -> None:
+    """The log's line about a sequence that ended in a step."""
+    named = {"session": update.session_id, "trace": update.trace, "step": step, "attempt": update.attempt}
+    if update.finish is Finish.ERROR:
+        log.info("a sequence failed", **named, why=getattr(update.error, "reason", type(update.error).__name__))
+    else:
+        log.debug("a sequence ended", **named, finish=update.finish.name.lower())
 
 
 def _failure(session_id: str, pair: Pair, error: HedgerowError) -> Update:
