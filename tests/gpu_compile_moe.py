@@ -6,8 +6,8 @@ import sys
 
 import torch
 
-from kernels.gpu.int4_moe_gemm import HIDDEN, INNER, SLOTS, Experts, Workspace, int4_moe_gemm
-from kernels.gpu.moe_pack import Packed
+from kernels.gpu.int4_moe_gemm import HIDDEN, INNER, SLOTS, OrderedExperts, Workspace, int4_moe_gemm
+from kernels.gpu.moe_pack import Ordered
 from tests.gpu_compile import SHARED, Launch, build, launches
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 512)  # one of each row of the plan
@@ -20,10 +20,10 @@ def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 def calls() -> list[Launch]:
-    def matrix(tiles: int, chunks: int) -> Packed:
-        return Packed(empty(EXPERTS, tiles, chunks, 2048), empty(EXPERTS, tiles, chunks, 256))
+    def matrix(tiles: int, chunks: int) -> Ordered:
+        return Ordered(empty(EXPERTS, tiles, chunks, 2048), empty(EXPERTS, tiles, chunks, 256))
 
-    experts = Experts(matrix(2 * INNER // 64, HIDDEN // 256), matrix(HIDDEN // 64, 1))
+    experts = OrderedExperts(matrix(2 * INNER // 64, HIDDEN // 256), matrix(HIDDEN // 64, 1))
     space = Workspace(max(ROWS), EXPERTS, "cpu")
 
     def run() -> None:

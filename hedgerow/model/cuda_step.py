@@ -9,13 +9,16 @@ import torch
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Shape
 from hedgerow.model.cuda_walk import BACK, read_laws, walk
-from hedgerow.model.cuda_weights import CudaLayer, Packed, SparseMlp
+from hedgerow.model.cuda_weights import CudaLayer, Packed, Plain, SparseMlp
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.int4_moe import int4_moe
+from kernels.gpu.int4_moe_gemm import OrderedExperts, int4_moe_gemm, supports
+from kernels.gpu.int4_moe_gemm import Workspace as Experts
 from kernels.gpu.kv_compact import kv_compact
 from kernels.gpu.linear import linear
 from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention
+from kernels.gpu.moe_pack import Ordered
 from kernels.gpu.plain_moe import plain_moe
 from kernels.gpu.rope import mla_inputs, rope
 from kernels.gpu.router import expert_lists, route
@@ -69,10 +72,14 @@ class Room:
         self.gate_up = room(rows * wide, of=floats)
         self.act = room(rows * max(c.intermediate_size, shared))
         self.chosen, self.weights = room(rows, top_k, of=ints), room(rows, top_k, of=floats)
-        self.pairs = room(c.n_routed_experts * rows, of=ints)
+        self.experts: Experts | None = None
+        if supports(c.hidden_size, c.moe_intermediate_size, top_k, device, dtype):
+            self.experts = Experts(rows, c.n_routed_experts, device)
+        one_by_one = 0 if c.int4_experts and self.experts else rows
+        self.pairs = room(c.n_routed_experts * one_by_one, of=ints)
         self.counts = room(c.n_routed_experts, of=ints)
-        self.inner = room(rows * top_k, c.moe_intermediate_size)
-        self.partials = room(rows, top_k, c.hidden_size, of=floats)
+        self.inner = room(one_by_one * top_k, c.moe_intermediate_size)
+        self.partials = room(one_by_one, top_k, c.hidden_size, of=floats)
         self.logits = room(rows, vocabulary, of=floats)
         self.walks = room(MOST_SEQUENCES, BACK, of=ints)
 
@@ -174,13 +181,18 @@ class CudaStep:
             return None
         gate_up = self.swiglu(w.shared_router, w.shared_down)
         logits = gate_up[:, gate_up.shape[1] - c.n_routed_experts :]
-        weights, pairs = room.weights[:n], room.pairs[: c.n_routed_experts * n].view(c.n_routed_experts, n)
+        weights = room.weights[:n]
         self.choose(number, logits, w.bias)
+        if room.experts and isinstance(w.gate_up, Ordered) and isinstance(w.down, Ordered):
+            delta, experts = room.delta[:n], OrderedExperts(w.gate_up, w.down)
+            int4_moe_gemm(normed, room.chosen[:n], weights, experts, room.experts, delta, delta)
+            return None
+        pairs = room.pairs[: c.n_routed_experts * n].view(c.n_routed_experts, n)
         expert_lists(room.chosen[:n], pairs, room.counts)
         inner, partials = room.inner[: n * c.num_experts_per_tok], room.partials[:n]
         if isinstance(w.gate_up, Packed) and isinstance(w.down, Packed):
             int4_moe(normed, weights, pairs, room.counts, w.gate_up, w.down, inner, partials)
-        else:
+        elif isinstance(w.gate_up, Plain) and isinstance(w.down, Plain):
             plain_moe(normed, weights, pairs, room.counts, w.gate_up, w.down, inner, partials)
         return partials
 

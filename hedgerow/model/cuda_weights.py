@@ -14,6 +14,8 @@ from hedgerow.model.fields import ConfigError
 from hedgerow.model.identity import checkpoint_hash
 from hedgerow.model.loader import DENSE, FP8, Checkpoint
 from hedgerow.model.tensors import BLOCK, GROUP, scale_name, scale_shape
+from kernels.gpu.int4_moe_gemm import order_experts, supports
+from kernels.gpu.moe_pack import Ordered
 
 SCALES = (torch.float32, torch.bfloat16)  # of FP8 blocks
 
@@ -33,6 +35,16 @@ class Plain(NamedTuple):
 
 
 Experts = Packed | Plain
+Routed = Experts | Ordered  # as `int4_moe_gemm` reads them
+
+
+def in_order(gate_up: Experts, down: Experts, top_k: int) -> tuple[Routed, Routed]:
+    """INT4 experts in the matrix unit's order, in place, where there is code for their widths and device."""
+    if isinstance(gate_up, Packed) and isinstance(down, Packed):
+        words, scales = down
+        if supports(words.shape[1], words.shape[2] * 8, top_k, words.device, scales.dtype):
+            return order_experts(gate_up, down)
+    return gate_up, down
 
 
 class Reader:
@@ -105,8 +117,8 @@ class SparseMlp:
     shared_router: torch.Tensor  # [2 shared width + experts, hidden]
     shared_down: torch.Tensor  # [hidden, shared width]
     bias: torch.Tensor  # [experts] float32
-    gate_up: Experts  # [experts, 2 width, hidden]
-    down: Experts  # [experts, hidden, width]
+    gate_up: Routed  # [experts, 2 width, hidden]
+    down: Routed  # [experts, hidden, width]
 
     @classmethod
     def load(cls, r: Reader, base: str, c: K2Config) -> SparseMlp:
@@ -114,12 +126,15 @@ class SparseMlp:
         shared = width * c.n_shared_experts
         parts = [(f"{base}shared_experts.{name}.weight", (shared, hidden)) for name in ("gate_proj", "up_proj")]
         experts = [f"{base}experts.{e}." for e in range(count)]
+        first = r.experts([[e + "gate_proj", e + "up_proj"] for e in experts], width, hidden, c.int4_experts)
+        second = r.experts([[e + "down_proj"] for e in experts], hidden, width, c.int4_experts)
+        gate_up, down = in_order(first, second, c.num_experts_per_tok)
         return cls(
             shared_router=r.dense(*parts, (base + "gate.weight", (count, hidden))),
             shared_down=r.dense((base + "shared_experts.down_proj.weight", (hidden, shared))),
             bias=r.float32(base + "gate.e_score_correction_bias", count),
-            gate_up=r.experts([[e + "gate_proj", e + "up_proj"] for e in experts], width, hidden, c.int4_experts),
-            down=r.experts([[e + "down_proj"] for e in experts], hidden, width, c.int4_experts),
+            gate_up=gate_up,
+            down=down,
         )
 
 

@@ -3,7 +3,7 @@
     out[r] = base[r] + sum_j w[r, j] D_e (silu(G_e x[r]) * (U_e x[r])),  e = chosen[r, j]; j without an expert: -1
 
 x [R, 7168] bfloat16, chosen [R, 8] int32, weights [R, 8] float32, experts: gate and up [E, 512, 7168], down
-[E, 7168, 256] packed by `pack_experts` -> out [R, 7168], float32 or bfloat16; base as out, or none; it may be out.
+[E, 7168, 256], as `order_experts` leaves them -> out [R, 7168], float32 or bfloat16; base as out, or none, or out.
 
 Two or three launches: gate_up with SiLU (moe_gate_up.py), down (moe_down.py), from five rows on the sum of the slots
 (moe_combine.py); before them the work list (moe_tiles.py). All follow one another by programmatic dependent launch.
@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from kernels.gpu.follow import followed
 from kernels.gpu.moe_combine import combine
 from kernels.gpu.moe_down import down_rows, down_tiles
 from kernels.gpu.moe_gate_up import gate_up_tiles
-from kernels.gpu.moe_pack import Packed, pack_down, pack_gate_up
+from kernels.gpu.moe_pack import Ordered, pack_down, pack_gate_up
 from kernels.gpu.moe_tiles import WIDTH, Tiles, expert_tiles, most_tiles
 from kernels.gpu.shapes import check
 from kernels.int4 import int4_unpack
@@ -34,11 +35,11 @@ BENCH_SHAPES = [1, 8, 16, 32, 64, 128, 512, 2048]  # R; 384 experts
 FLOATS = (torch.float32, torch.bfloat16)
 
 
-class Experts(NamedTuple):
-    """All experts of a layer, packed."""
+class OrderedExperts(NamedTuple):
+    """All experts of a layer, in the order of the matrix unit."""
 
-    gate_up: Packed
-    down: Packed
+    gate_up: Ordered
+    down: Ordered
 
 
 class Plan(NamedTuple):
@@ -71,14 +72,16 @@ def plan(rows: int) -> Plan:
     return Plan(16, False, {"TILES": 2, "V": 8, "SLABS": 8, "CHUNKS": 1, "STAGES": 3}, down | {"TILES": 2})
 
 
-def supports(hidden: int, inner: int, top_k: int) -> bool:
-    """Whether there is code for these widths: hidden states, an expert's on this rank, experts of a row."""
-    return (hidden, inner, top_k) == (HIDDEN, INNER, SLOTS)
+def supports(hidden: int, inner: int, top_k: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is code for these widths (hidden states, an expert's on this rank, experts of a row), there."""
+    return (hidden, inner, top_k) == (HIDDEN, INNER, SLOTS) and device.type == "cuda" and dtype == torch.bfloat16
 
 
-def pack_experts(gate_up: tuple[torch.Tensor, torch.Tensor], down: tuple[torch.Tensor, torch.Tensor]) -> Experts:
-    """From words and scales as the plain form takes them (int4_moe.py). ValueError names what does not fit."""
-    return Experts(pack_gate_up(*gate_up), pack_down(*down))
+def order_experts(
+    gate_up: tuple[torch.Tensor, torch.Tensor], down: tuple[torch.Tensor, torch.Tensor]
+) -> OrderedExperts:
+    """From words and scales as int4_moe.py takes them, in place. ValueError names what does not fit."""
+    return OrderedExperts(pack_gate_up(*gate_up), pack_down(*down))
 
 
 class Workspace:
@@ -122,14 +125,14 @@ def int4_moe_gemm(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
-    experts: Experts,
+    experts: OrderedExperts,
     space: Workspace,
     out: torch.Tensor,
     base: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Fills `out`. ValueError names what does not fit.
 
-    What comes before must have been launched without programmatic dependence, or wait before it lets its dependents go.
+    Of what comes before, every kernel must wait for the one before it before it lets its dependents go (follow.py).
     """
     rows = x.shape[0]
     how = plan(rows)
@@ -145,7 +148,7 @@ def products(
     x: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
-    experts: Experts,
+    experts: OrderedExperts,
     tiles: Tiles,
     space: Workspace,
     out: torch.Tensor,
@@ -163,7 +166,7 @@ def products(
     if base is not None:
         check("base", base, (rows, HIDDEN), *FLOATS)
     how = plan(rows)
-    whole: dict[str, Any] = {"H": HIDDEN, "num_warps": 4, "launch_pdl": True}
+    whole: dict[str, Any] = {"H": HIDDEN, "num_warps": 4, "launch_pdl": followed()["launch_pdl"]}
     hidden, most = space.hidden, len(tiles.expert)
     words = hidden.view(torch.int32)
     slabs = how.gate_up["SLABS"]
@@ -180,6 +183,6 @@ def products(
     block = 256 if rows < 128 else 1024
     whole |= {"num_warps": block // 256, "enable_fp_fusion": False}
     combine[(rows, triton.cdiv(HIDDEN, block))](
-        space.y, weights, chosen, base, out, FOLLOW=True, BLOCK=block, **more, **whole
+        space.y, weights, chosen, base, out, PDL=True, BLOCK=block, **more, **whole
     )
     return out

@@ -8,7 +8,8 @@ product rounded. A slot whose expert is -1 adds nothing, and its y is not read.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.gpu.follow import follow
 
 
 @triton.jit
@@ -22,13 +23,9 @@ def _two(y, weights, chosen, r, column, k: tl.constexpr, H: tl.constexpr):
 
 
 @triton.jit
-def combine(
-    y, weights, chosen, base, out, H: tl.constexpr, BASE: tl.constexpr, FOLLOW: tl.constexpr, BLOCK: tl.constexpr
-):
+def combine(y, weights, chosen, base, out, H: tl.constexpr, BASE: tl.constexpr, PDL: tl.constexpr, BLOCK: tl.constexpr):
     """grid (R, H / BLOCK), without fused multiply-adds (`enable_fp_fusion`)."""
-    if FOLLOW:
-        gdc_wait()
-        gdc_launch_dependents()
+    follow(PDL)
     r = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     p0 = _two(y, weights, chosen, r, column, 0, H)

@@ -5,7 +5,8 @@
 
 A word holds K columns chunk * 256 + j * 64 + group * 32 + t * 8 + m * 4 + c * 2 + w of rows slab * 16 + r * 8 + g of a
 tile of 64, nibble w * 4 + c * 2 + r, the code as stored (value + 8), and is then rotated left by 3. As many bytes as
-the source has (compressed-tensors' `pack-quantized`, as kernels/int4.py reads it). Made once, when weights are loaded.
+the source has (compressed-tensors' `pack-quantized`, as kernels/int4.py reads it), and in their place. Made once, when
+weights are loaded.
 """
 
 from __future__ import annotations
@@ -14,31 +15,34 @@ from typing import NamedTuple
 
 import torch
 
-TILE, CHUNK, TOGETHER = 64, 256, 16  # rows of a tile; columns of a chunk; experts that are packed at a time
+TILE, CHUNK, TOGETHER = 64, 256, 8  # rows of a tile; columns of a chunk; experts that are packed at a time
 
 
-class Packed(NamedTuple):
+class Ordered(NamedTuple):
     """One matrix [M, K] of every expert."""
 
     words: torch.Tensor  # [E, M / 64, K / 256, 2048] int32
     scales: torch.Tensor  # [E, M / 64, K / 256, 256] int32
 
 
-def pack_gate_up(words: torch.Tensor, scales: torch.Tensor) -> Packed:
+def pack_gate_up(words: torch.Tensor, scales: torch.Tensor) -> Ordered:
     """words [E, 2 I, H / 8], scales [E, 2 I, H / 32] bfloat16, gate's rows first: a slab is 8 of gate and 8 of up."""
     rows = torch.arange(words.shape[1], device=words.device)
     half = words.shape[1] // 2
     return pack(words, scales, rows // 8 % 2 * half + rows // 16 * 8 + rows % 8)
 
 
-def pack_down(words: torch.Tensor, scales: torch.Tensor) -> Packed:
+def pack_down(words: torch.Tensor, scales: torch.Tensor) -> Ordered:
     """words [E, H, I / 8], scales [E, H, I / 32] bfloat16: a thread has rows 2 g and 2 g + 1, neighbours."""
     rows = torch.arange(words.shape[1], device=words.device)
     return pack(words, scales, rows // 16 * 16 + rows % 8 * 2 + rows // 8 % 2)
 
 
-def pack(words: torch.Tensor, scales: torch.Tensor, source: torch.Tensor) -> Packed:
-    """`source` [M]: which row stands at a place. ValueError names what does not fit."""
+def pack(words: torch.Tensor, scales: torch.Tensor, source: torch.Tensor) -> Ordered:
+    """`source` [M]: which row stands at a place. In place: the memory holds the new order afterwards.
+
+    ValueError names what does not fit.
+    """
     experts, m, k = words.shape[0], words.shape[1], words.shape[2] * 8
     if m % TILE or k % CHUNK:
         raise ValueError(f"words are of {m} rows of {k} weights, multiples of {TILE} and {CHUNK} were expected")
@@ -48,7 +52,7 @@ def pack(words: torch.Tensor, scales: torch.Tensor, source: torch.Tensor) -> Pac
             f"[{experts}, {m}, {k // 32}] of bfloat16 were expected"
         )
     shape = experts, m // TILE, k // CHUNK
-    out = Packed(words.new_empty(*shape, 2048), words.new_empty(*shape, 256))
+    out = Ordered(words.view(*shape, 2048), scales.view(torch.int32).view(*shape, 256))
     for e in range(0, experts, TOGETHER):
         some = slice(e, e + TOGETHER)
         out.words[some] = _ordered_words(words[some, source]).flatten(3)

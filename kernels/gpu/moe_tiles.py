@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 8, 2, 1), (5, 16, 4, 2), (33, 24, 8, 8), (70, 24, 8, 4), (600, 40, 8, 16)]  # (R, E, K, capacity)
@@ -56,8 +57,9 @@ def reference(chosen: torch.Tensor, experts: int, capacity: int, halves: bool = 
 def _tiles(
     chosen, expert, pairs, number, total,
     E: tl.constexpr, EB: tl.constexpr, V: tl.constexpr, HALVES: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     e = tl.program_id(0)
     ids = tl.arange(0, EB)
     found = tl.zeros((EB,), tl.int32)
@@ -109,4 +111,5 @@ def expert_tiles(chosen: torch.Tensor, experts: int, capacity: int, tiles: Tiles
     _tiles[(experts,)](
         chosen, *tiles, rows * top_k, E=experts, EB=triton.next_power_of_2(experts + 1), V=capacity, HALVES=halves,
         WIDTH=WIDTH, HALF=HALF, BLOCK=min(BLOCK, max(32, triton.next_power_of_2(rows * top_k))), num_warps=4,
+        **followed(),
     )  # fmt: skip

@@ -16,7 +16,16 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.gpu import moe_tiles
-from kernels.gpu.int4_moe_gemm import HIDDEN, INNER, SLOTS, Experts, Workspace, int4_moe_gemm, pack_experts, reference
+from kernels.gpu.int4_moe_gemm import (
+    HIDDEN,
+    INNER,
+    SLOTS,
+    OrderedExperts,
+    Workspace,
+    int4_moe_gemm,
+    order_experts,
+    reference,
+)
 from kernels.gpu.moe_combine import combine
 from kernels.gpu.moe_tiles import Tiles, expert_tiles, most_tiles
 
@@ -53,8 +62,8 @@ def matrices() -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, t
 
 
 @functools.cache
-def experts() -> Experts:
-    return pack_experts(*matrices())
+def experts() -> OrderedExperts:
+    return order_experts(*((words.clone(), scales.clone()) for words, scales in matrices()))
 
 
 @functools.cache
@@ -211,5 +220,5 @@ def test_combine(of: torch.dtype) -> None:
     expected = base + ((p[:, 0] + p[:, 2]) + (p[:, 1] + p[:, 3]))
     out = torch.full((5, 96), torch.nan, device=DEVICE)
     sent = [t.to(DEVICE) for t in (y, weights, chosen, base)]
-    combine[(5, 2)](*sent, out, H=96, BASE=True, FOLLOW=False, BLOCK=64, num_warps=1, enable_fp_fusion=False)
+    combine[(5, 2)](*sent, out, H=96, BASE=True, PDL=False, BLOCK=64, num_warps=1, enable_fp_fusion=False)
     assert torch.equal(out.cpu(), expected)

@@ -6,14 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from hedgerow.model.cuda_weights import Packed, in_order
 from kernels.gpu.int4_moe_gemm import plan, supports
-from kernels.gpu.moe_pack import Packed, pack_down, pack_gate_up
+from kernels.gpu.moe_pack import Ordered, pack_down, pack_gate_up
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,7 +38,7 @@ def stored(experts: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, to
     return codes, torch.where(words >= 2**31, words - 2**32, words).int(), scales
 
 
-def unpacked(packed: Packed, e: int, row: int, column: int) -> tuple[int, float]:
+def unpacked(packed: Ordered, e: int, row: int, column: int) -> tuple[int, float]:
     """The code and the scale of one weight of a packed matrix, by the words of moe_pack.py."""
     tile, slab, r, g = row // 64, row // 16 % 4, row // 8 % 2, row % 8
     chunk, j, group = column // 256, column // 64 % 4, column // 32 % 2
@@ -48,7 +50,7 @@ def unpacked(packed: Packed, e: int, row: int, column: int) -> tuple[int, float]
     return word >> 4 * (w * 4 + c * 2 + r) & 15, float(pair.view(torch.bfloat16)[r])
 
 
-def check(packed: Packed, source: list[int], codes: torch.Tensor, scales: torch.Tensor) -> None:
+def check(packed: Ordered, source: list[int], codes: torch.Tensor, scales: torch.Tensor) -> None:
     experts, n, k = codes.shape
     for e in range(experts):
         for row in range(n):
@@ -60,13 +62,13 @@ def check(packed: Packed, source: list[int], codes: torch.Tensor, scales: torch.
 def test_gate_and_up_lie_beside_each_other() -> None:
     codes, words, scales = stored(2, 128, 512)
     source = [row // 8 % 2 * 64 + row // 16 * 8 + row % 8 for row in range(128)]
-    check(pack_gate_up(words, scales), source, codes, scales)
+    check(pack_gate_up(words, scales.clone()), source, codes, scales)
 
 
 def test_down_has_neighbours_in_one_thread() -> None:
     codes, words, scales = stored(17, 64, 256)
     source = [row // 16 * 16 + row % 8 * 2 + row // 8 % 2 for row in range(64)]
-    check(pack_down(words, scales), source, codes, scales)
+    check(pack_down(words, scales.clone()), source, codes, scales)
 
 
 def test_what_cannot_be_packed_is_named() -> None:
@@ -79,9 +81,28 @@ def test_what_cannot_be_packed_is_named() -> None:
 
 
 def test_only_one_ranks_widths_have_code() -> None:
-    assert supports(7168, 256, 8)
-    assert not supports(384, 128, 4)
-    assert not supports(7168, 256, 6)
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert supports(7168, 256, 8, cuda, torch.bfloat16)
+    assert not supports(384, 128, 4, cuda, torch.bfloat16)
+    assert not supports(7168, 256, 6, cuda, torch.bfloat16)
+    assert not supports(7168, 2048, 8, cuda, torch.bfloat16)
+    assert not supports(7168, 256, 8, cuda, torch.float32)
+    assert not supports(7168, 256, 8, cpu, torch.bfloat16)
+
+
+def test_a_model_of_other_widths_keeps_its_experts_as_stored() -> None:
+    """One way to choose, for the weights and for the room of a step."""
+    _, words, scales = stored(2, 512, 7168)
+    gate_up, down = Packed(words, scales), Packed(*stored(2, 7168, 256)[1:])
+    kept = in_order(gate_up, down, 8)
+    assert kept == (gate_up, down)
+    before = words.clone()
+    with patch("hedgerow.model.cuda_weights.supports", return_value=True):
+        first, second = in_order(gate_up, down, 8)
+    assert isinstance(first, Ordered)
+    assert isinstance(second, Ordered)
+    assert first.words.data_ptr() == words.data_ptr(), "they take no memory of their own"
+    assert torch.equal(first.words, pack_gate_up(before, stored(2, 512, 7168)[2]).words)
 
 
 def test_every_plan_holds_a_step() -> None:
