@@ -25,7 +25,7 @@ from hedgerow.model.compiled_walk import Walker
 from hedgerow.model.config import K2Config
 from hedgerow.model.k2 import check_ranks, rotations
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
-from hedgerow.model.packing import Packer, check_sizes, pack_layer
+from hedgerow.model.packing import HEAD_ROWS, Packer, check_sizes, pack_layer
 from hedgerow.model.tensors import WHOLE, Share
 from hedgerow.model.threads import ThreadChoice
 from kernels.collectives import Ranks
@@ -210,7 +210,7 @@ class CompiledK2:
 
     def _describe(self, checkpoint: Checkpoint, latent_eps: float) -> lib.Model:
         c, p, n = self.config, self._packer, self.shards
-        embedding = checkpoint.weight("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
+        embedding, narrow = p.table(checkpoint.dense("model.embed_tokens.weight", (c.vocab_size, c.hidden_size)))
         turns = torch.view_as_real(rotations(c)).movedim(-1, 0).contiguous()
         self.kernel_law = f"{LAW}-{hashlib.sha256(turns.numpy().tobytes()).hexdigest()[:8]}"  # torch made the tables
         if self.shards > 1:
@@ -228,9 +228,11 @@ class CompiledK2:
             first_token=self.ranks.mine[0] * (c.vocab_size // n), tokens=c.vocab_size, eps=c.rms_norm_eps,
             latent_eps=latent_eps, softmax_scale=c.softmax_scale, routed_scale=c.routed_scaling_factor,
             tapped=p.keep(torch.tensor(self.feature_layers, dtype=torch.int32)), layer=layers,
-            embedding=p.keep(embedding), norm=p.keep(checkpoint.weight("model.norm.weight", c.hidden_size)),
+            embedding=embedding, narrow=narrow, norm=p.keep(checkpoint.weight("model.norm.weight", c.hidden_size)),
             cos=p.keep(turns[0]), sin=p.keep(turns[1]), sum=ctypes.cast(self._add, ctypes.c_void_p).value,
-            head=p.matrix(checkpoint.weight("lm_head.weight", c.vocab_size, c.hidden_size)),
+            head=p.stacked(
+                lambda: checkpoint.blocks("lm_head.weight", (c.vocab_size, c.hidden_size), HEAD_ROWS), c.vocab_size // n
+            ),
         )  # fmt: skip
 
 

@@ -13,12 +13,14 @@ import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.compiled import checked_threads
+from hedgerow.model.compiled_pairs import pair_trees
 from hedgerow.model.compiled_trees import compiled_trees
 from hedgerow.model.dflash import check_append, rotary_tables
 from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
 from hedgerow.model.packing import PANEL, Packer, in_turn
+from hedgerow.model.selector import Selector
 from hedgerow.model.threads import ThreadChoice
 from kernels.cpu import library as lib
 from kernels.cpu.build import BUILDS, build
@@ -196,6 +198,18 @@ class CompiledDFlash:
         """One tree a sequence from `draft`'s logits, as `kernels.tree_build.plain_trees`."""
         return compiled_trees(self._library, logits, budgets, caps)
 
+    def pair_trees(
+        self,
+        selector: Selector,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        anchors: Sequence[int],
+        budgets: Sequence[int],
+        caps: Sequence[int],
+    ) -> list[PlainTree]:
+        """Conditional trees of `draft_states`, one a sequence: `selector.BuildsPairs`."""
+        return pair_trees(self._library, selector, logits, hidden, anchors, budgets, caps)
+
     def _describe(
         self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None, projected: bool
     ) -> lib.DraftModel:
@@ -206,25 +220,25 @@ class CompiledDFlash:
             file = checkpoint.folder / "config.json"
             raise ConfigError(file, "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
         self.target_head_hash = borrowed.hash
+        embedding, narrow = p.table(borrowed.embedding)
+        taps, group = c.convolution or (0, 0)
         cos, sin = (table[:, c.head_dim // 2 :] for table in rotary_tables(c, amplitude))
         layers = [pack_layer(p, checkpoint, n, c) for n in range(c.num_hidden_layers)]
         return lib.DraftModel(
             layers=c.num_hidden_layers, hidden=c.hidden_size, vocab=c.vocab_size, heads=c.num_attention_heads,
             kv_heads=c.num_key_value_heads, head_dim=c.head_dim, width=c.intermediate_size, block=c.block_size,
             mask_token=c.mask_token_id, feature_width=self.feature_width, positions=c.max_position_embeddings,
-            projected=projected, eps=c.rms_norm_eps, scale=c.head_dim**-0.5,
+            projected=projected, taps=taps, group=group, narrow=narrow, eps=c.rms_norm_eps, scale=c.head_dim**-0.5,
             layer=(lib.DraftLayer * len(layers))(*layers),
-            embedding=p.keep(borrowed.embedding), norm=p.keep(checkpoint.weight("norm.weight", c.hidden_size)),
+            embedding=embedding, norm=p.keep(checkpoint.weight("norm.weight", c.hidden_size)),
             context_norm=p.keep(checkpoint.weight("hidden_norm.weight", c.hidden_size)), cos=p.keep(cos),
             sin=p.keep(sin), head=p.matrix(borrowed.head),
-            fc=lib.Matrix() if projected else p.matrix(checkpoint.weight("fc.weight", c.hidden_size, c.feature_width)),
+            fc=lib.Matrix() if projected else p.matrix(checkpoint.dense("fc.weight", (c.hidden_size, c.feature_width))),
         )  # fmt: skip
 
 
 def check_sizes(c: DraftConfig, file: Path) -> None:
     """Raises ConfigError for a size that the engine does not take."""
-    if c.convolution is not None:
-        raise ConfigError(file, "dflash_config.conv_kernel_size", c.convolution.taps, "none, for the compiled engine")
     for name in ("hidden_size", "head_dim", "intermediate_size", "vocab_size"):
         if getattr(c, name) % PANEL:
             raise ConfigError(file, name, getattr(c, name), f"a multiple of {PANEL}, for the compiled engine")
@@ -234,18 +248,36 @@ def pack_layer(p: Packer, checkpoint: Checkpoint, number: int, c: DraftConfig) -
     base, h, d = f"layers.{number}.", c.hidden_size, c.head_dim
     q, kv = c.num_attention_heads, c.num_key_value_heads
     attention = [(f"self_attn.{n}_proj", heads * d) for n, heads in (("q", q), ("k", kv), ("v", kv))]
-    qkv = torch.cat([checkpoint.weight(f"{base}{name}.weight", rows, h) for name, rows in attention])
-    gate, up = (checkpoint.weight(f"{base}mlp.{n}_proj.weight", c.intermediate_size, h) for n in ("gate", "up"))
+    qkv = torch.cat([checkpoint.dense(f"{base}{name}.weight", (rows, h)) for name, rows in attention])
+    gate, up = (checkpoint.dense(f"{base}mlp.{n}_proj.weight", (c.intermediate_size, h)) for n in ("gate", "up"))
     window = c.windows[number]
+    (attention_base, attention_conv), (mlp_base, mlp_conv) = (
+        pack_convolution(p, checkpoint, f"{base}{half}_conv.", c) for half in ("attention", "mlp")
+    )
     return lib.DraftLayer(
         input_norm=p.keep(checkpoint.weight(base + "input_layernorm.weight", h)),
         mlp_norm=p.keep(checkpoint.weight(base + "post_attention_layernorm.weight", h)),
         q_norm=p.keep(checkpoint.weight(base + "self_attn.q_norm.weight", d)),
         k_norm=p.keep(checkpoint.weight(base + "self_attn.k_norm.weight", d)),
         qkv=p.matrix(qkv, q * d),
-        o=p.matrix(checkpoint.weight(base + "self_attn.o_proj.weight", h, q * d)),
+        o=p.matrix(checkpoint.dense(base + "self_attn.o_proj.weight", (h, q * d))),
         gate_up=p.matrix(in_turn(gate, up)),
-        down=p.matrix(checkpoint.weight(base + "mlp.down_proj.weight", h, c.intermediate_size)),
+        down=p.matrix(checkpoint.dense(base + "mlp.down_proj.weight", (h, c.intermediate_size))),
         window=0 if window is None else window,
         causal=c.causal[number],
+        attention_base=attention_base,
+        attention_conv=attention_conv,
+        mlp_base=mlp_base,
+        mlp_conv=mlp_conv,
     )
+
+
+def pack_convolution(p: Packer, checkpoint: Checkpoint, base: str, c: DraftConfig) -> tuple[int | None, lib.Matrix]:
+    """The bases and the projection of one half's convolution (convolution.py); nothing where there is none."""
+    if c.convolution is None:
+        return None, lib.Matrix()
+    taps, group = c.convolution
+    size = 2 * taps * (c.hidden_size // group)
+    projection = checkpoint.dense(base + "kernel_projection.weight", (size, c.hidden_size))
+    padded = torch.cat([projection, projection.new_zeros(-size % PANEL, c.hidden_size)])
+    return p.keep(checkpoint.weight(base + "base_kernel", 2, taps, c.hidden_size)), p.matrix(padded)

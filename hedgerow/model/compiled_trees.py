@@ -63,8 +63,12 @@ def build(library: Library, best: Best, budgets: Sequence[int], caps: Sequence[i
     if code == NO_MEMORY:
         raise MemoryError("no memory for a tree")
     assert code == 0, (code, best.shape, budgets)
-    trees = []
-    for s, count in enumerate(counts):
-        part = slice(s * nodes, s * nodes + count)
-        trees.append(PlainTree(tokens[part].tolist(), parents[part].tolist(), logprobs[part].tolist()))
-    return trees
+    return read_trees(nodes, tokens, parents, logprobs, counts)
+
+
+def read_trees(
+    nodes: int, tokens: array[int], parents: array[int], logprobs: array[float], counts: array[int]
+) -> list[PlainTree]:
+    """Of [S, nodes] the first `counts` of each sequence."""
+    parts = (slice(s * nodes, s * nodes + count) for s, count in enumerate(counts))
+    return [PlainTree(tokens[p].tolist(), parents[p].tolist(), logprobs[p].tolist()) for p in parts]

@@ -65,7 +65,7 @@ class DraftWeights(NamedTuple):
         cls, c: DraftConfig, r: Reader, target_folder: Path, amplitude: float | None, projected: bool
     ) -> tuple[DraftWeights, str]:
         """The weights, and the hash of the target's embedding and head. ConfigError where these do not fit."""
-        borrowed = load_embedding_and_head(target_folder)
+        borrowed = load_embedding_and_head(target_folder, r.device)
         if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
             limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
             file = r.checkpoint.folder / "config.json"
@@ -74,8 +74,8 @@ class DraftWeights(NamedTuple):
         layers = [CudaDraftLayer.load(r, n, c) for n in range(c.num_hidden_layers)]
         keys = c.num_attention_heads * c.head_dim
         weights = cls(
-            embedding=borrowed.embedding.to(r.device, r.dtype),
-            head=borrowed.head.to(r.device, r.dtype),
+            embedding=borrowed.embedding.to(r.dtype),
+            head=borrowed.head.to(r.dtype),
             fc=None if projected else r.dense(("fc.weight", (c.hidden_size, c.feature_width))),
             hidden_norm=r.dense(("hidden_norm.weight", (c.hidden_size,))),
             context_kv=torch.cat([layer.qkv[keys:] for layer in layers]),

@@ -111,8 +111,8 @@ class DFlashModel:
         if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
             limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
             raise ConfigError(folder / "config.json", "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
-        self.embedding, self.target_head_hash = borrowed.embedding, borrowed.hash
-        self.head = column_blocks(borrowed.head.T)
+        self.embedding, self.target_head_hash = borrowed.embedding.float(), borrowed.hash
+        self.head = column_blocks(borrowed.head.float().T)
         self.feature_layers, self.block_size = c.target_layer_ids, c.block_size
         self.feature_width = c.hidden_size if projected else c.feature_width
         self.vocab_size = c.vocab_size

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from hedgerow.model.headers import CheckpointError, Entry
 from hedgerow.model.identity import check_share, checkpoint_hash
 from hedgerow.model.manifest import Manifest
 from hedgerow.model.reading import DTYPES, EVERY, EVERY_LOGGED, Files, Meter, Progress, Watcher
-from hedgerow.model.tensors import GROUP, WHOLE, Share, Wanted, axis_of, scale_name, scale_shape
+from hedgerow.model.tensors import COLUMNS, GROUP, WHOLE, Share, Wanted, axis_of, scale_name, scale_shape
 from kernels.fp8 import fp8_unpack
 from kernels.int4 import int4_unpack
 
@@ -30,6 +30,8 @@ __all__ = ["INDEX", "Checkpoint", "CheckpointError", "PackedWeight", "checkpoint
 log = logging.getLogger(__name__)
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FP8 = torch.float8_e4m3fn
+BORROWED = ("model.embed_tokens.weight", "lm_head.weight")
+BLOCK_ROWS = 512  # of these that are hashed at once
 DENSE = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -84,6 +86,20 @@ class Checkpoint:
         self._files.into(out.view(-1).view(torch.uint8), entry, axis_of(name), self._cut)
         self._meter.add(out.nbytes)
         return True
+
+    def blocks(self, name: str, shape: Sequence[int], rows: int) -> Iterator[torch.Tensor]:
+        """The share of a dense tensor that is divided by rows, or not at all, `rows` rows at a time."""
+        entry, axis = self._entry(name, shape, DENSE), axis_of(name)
+        assert axis != COLUMNS, name
+        wide = entry.bytes // entry.shape[0]
+        held = range(entry.shape[0]) if axis is None else self._cut.of(entry.shape[0])
+        for at in range(held.start, held.stop, rows):
+            count = min(rows, held.stop - at)
+            start = entry.start + at * wide
+            part = entry._replace(shape=(count, *entry.shape[1:]), start=start, end=start + count * wide)
+            block = self._files.read(part, None, WHOLE)
+            self._meter.add(block.nbytes)
+            yield block
 
     def part(self, name: str, shape: Sequence[int]) -> tuple[int, ...]:
         """The share's shape of a tensor that is `shape` as a whole."""
@@ -197,24 +213,44 @@ def share_bytes(s: Stored, share: Share) -> int:
 class EmbeddingAndHead(NamedTuple):
     """What a drafter borrows from its target, and a hash of exactly that."""
 
-    embedding: torch.Tensor  # [vocabulary, hidden] float32
-    head: torch.Tensor  # [vocabulary, hidden] float32
+    embedding: torch.Tensor  # [vocabulary, hidden], of the stored type
+    head: torch.Tensor  # [vocabulary, hidden], of the stored type
     hash: str
 
 
-def load_embedding_and_head(folder: Path) -> EmbeddingAndHead:
+def load_embedding_and_head(folder: Path, device: torch.device | str = "cpu") -> EmbeddingAndHead:
     """Reads two tensors of a target's checkpoint, not the rest; of a converted one, every rank's part."""
+    shape, parts = _vocabulary(folder)
+    embedding, head = (
+        parts[0].dense(name, shape, device)
+        if len(parts) == 1
+        else torch.cat([p.dense(name, shape, device) for p in parts])
+        for name in BORROWED
+    )
+    return EmbeddingAndHead(embedding, head, _hash(shape, (*embedding.split(BLOCK_ROWS), *head.split(BLOCK_ROWS))))
+
+
+def embedding_and_head_hash(folder: Path) -> str:
+    """The hash alone, in the memory of a few rows."""
+    shape, parts = _vocabulary(folder)
+    return _hash(
+        shape, (block for name in BORROWED for part in parts for block in part.blocks(name, shape, BLOCK_ROWS))
+    )
+
+
+def _vocabulary(folder: Path) -> tuple[tuple[int, int], list[Checkpoint]]:
+    """The shape of both, and every rank's part of the folder."""
     fields = Fields.read(folder / "config.json")
     text = fields.inner("text_config") or fields
-    shape = text.size("vocab_size"), text.size("hidden_size")
     manifest = Manifest.read(folder)
     ranks = 1 if manifest is None else manifest.ranks
-    parts = [Checkpoint(folder, Share(rank, ranks)) for rank in range(ranks)]
-    embedding, head = (
-        torch.cat([part.weight(name, *shape) for part in parts])
-        for name in ("model.embed_tokens.weight", "lm_head.weight")
-    )
+    shape = text.size("vocab_size"), text.size("hidden_size")
+    return shape, [Checkpoint(folder, Share(rank, ranks)) for rank in range(ranks)]
+
+
+def _hash(shape: tuple[int, int], blocks: Iterable[torch.Tensor]) -> str:
+    """Of all rows as float32, whatever they are stored in."""
     digest = hashlib.sha256(f"{shape}".encode())
-    for tensor in (embedding, head):
-        digest.update(tensor.numpy().data)
-    return EmbeddingAndHead(embedding, head, digest.hexdigest())
+    for block in blocks:
+        digest.update(block.float().cpu().numpy().data)
+    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from hedgerow.model.loader import Checkpoint, PackedWeight
 from kernels.cpu.library import BF16, F32, Q4, Layer, Matrix
 
 PANEL = 16  # columns that lie side by side
+HEAD_ROWS = 2048  # of the head that are packed at once
 
 
 class Packer:
@@ -26,21 +28,59 @@ class Packer:
         self.kept.append(tensor.contiguous())
         return self.kept[-1].data_ptr()
 
-    def matrix(self, weight: torch.Tensor, part: int | None = None) -> Matrix:
-        """weight [N, K] float32, as bfloat16 where that loses nothing. Products take multiples of `part` columns."""
-        n, k = weight.shape
-        if (part or n) % (2 * self.lanes) == 0 and n % (2 * self.lanes) == 0:
-            narrow = weight.bfloat16()
-            if torch.equal(narrow.float(), weight):
-                return Matrix(BF16, k, n, 0, self.keep(paired(narrow, self.lanes)), None)
-        return Matrix(F32, k, n, 0, self.keep(panels(weight)), None)
+    def table(self, weight: torch.Tensor) -> tuple[int, bool]:
+        """The address of rows that are looked up, and whether they are bfloat16, not float32."""
+        narrow = weight.dtype == torch.bfloat16
+        return self.keep(weight if narrow else weight.float()), narrow
 
-    def int4(self, weights: list[PackedWeight]) -> Matrix:
-        """The matrices [N, K] under one another."""
-        words = torch.cat([panels(w.words) for w in weights])
-        scales = torch.cat([panels(w.scales) for w in weights])
-        n, k = len(words) * PANEL, words.shape[1] * 8
-        return Matrix(Q4, k, n, 0, self.keep(words), self.keep(scales))
+    def matrix(self, weight: torch.Tensor, part: int | None = None) -> Matrix:
+        """weight [N, K], as bfloat16 where that loses nothing. Products take multiples of `part` columns."""
+        n, k = weight.shape
+        if self.pairs(n, part):
+            narrow = weight.bfloat16()
+            if weight.dtype == torch.bfloat16 or torch.equal(narrow.float(), weight):
+                return Matrix(BF16, k, n, 0, self.keep(paired(narrow, self.lanes)), None)
+        return Matrix(F32, k, n, 0, self.keep(panels(weight.float())), None)
+
+    def pairs(self, n: int, part: int | None) -> bool:
+        """Whether columns of a matrix can share words, wherever it may be cut."""
+        return (part or n) % (2 * self.lanes) == 0 and n % (2 * self.lanes) == 0
+
+    def stacked(self, weights: Callable[[], Iterator[torch.Tensor]], rows: int, part: int | None = None) -> Matrix:
+        """Matrices [n, K] of `rows` rows under one another, packed one at a time where they are bfloat16; else all at
+        once."""
+        whole, at = torch.empty(0), 0
+        for weight in weights():
+            n, k = weight.shape
+            if weight.dtype != torch.bfloat16 or not self.pairs(n, part):
+                return self.matrix(torch.cat(list(weights())), part)
+            if not at:
+                whole = torch.empty(rows // (2 * self.lanes), k, self.lanes, 2, dtype=weight.dtype)
+            whole[at : at + n // (2 * self.lanes)] = paired(weight, self.lanes)
+            at += n // (2 * self.lanes)
+        assert at == len(whole), (at, rows)
+        return Matrix(BF16, whole.shape[1], rows, 0, self.keep(whole), None)
+
+
+class Int4Stack:
+    """Room for `count` INT4 matrices under one another, filled one by one."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.filled = count, 0
+        self.words = self.scales = torch.empty(0)
+
+    def add(self, weight: PackedWeight) -> None:
+        words, scales = panels(weight.words), panels(weight.scales)
+        if not self.filled:
+            self.words = words.new_empty(self.count, *words.shape)
+            self.scales = scales.new_empty(self.count, *scales.shape)
+        self.words[self.filled], self.scales[self.filled] = words, scales
+        self.filled += 1
+
+    def matrix(self, p: Packer) -> Matrix:
+        assert self.filled == self.count, (self.filled, self.count)
+        n, k = self.count * self.words.shape[1] * PANEL, self.words.shape[2] * 8
+        return Matrix(Q4, k, n, 0, p.keep(self.words), p.keep(self.scales))
 
 
 def panels(weight: torch.Tensor) -> torch.Tensor:
@@ -93,47 +133,50 @@ def pack_layer(p: Packer, checkpoint: Checkpoint, number: int, c: K2Config) -> L
 
 def pack_attention(layer: Layer, p: Packer, checkpoint: Checkpoint, base: str, c: K2Config) -> None:
     heads, nope, rope, value = c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim
-    q_a = checkpoint.weight(base + "q_a_proj.weight", c.q_lora_rank, c.hidden_size)
-    kv_a = checkpoint.weight(base + "kv_a_proj_with_mqa.weight", c.latent_width, c.hidden_size)
-    kv_b = checkpoint.weight(base + "kv_b_proj.weight", heads * (nope + value), c.kv_lora_rank)
+    q_a = checkpoint.dense(base + "q_a_proj.weight", (c.q_lora_rank, c.hidden_size))
+    kv_a = checkpoint.dense(base + "kv_a_proj_with_mqa.weight", (c.latent_width, c.hidden_size))
+    kv_b = checkpoint.dense(base + "kv_b_proj.weight", (heads * (nope + value), c.kv_lora_rank))
     uk, uv = kv_b.view(heads // checkpoint.share.ranks, nope + value, c.kv_lora_rank).split([nope, value], 1)
     layer.q_norm = p.keep(checkpoint.weight(base + "q_a_layernorm.weight", c.q_lora_rank))
     layer.kv_norm = p.keep(checkpoint.weight(base + "kv_a_layernorm.weight", c.kv_lora_rank))
     layer.qkv_a = p.matrix(torch.cat([q_a, kv_a]))
-    q_b = checkpoint.weight(base + "q_b_proj.weight", heads * (nope + rope), c.q_lora_rank)
+    q_b = checkpoint.dense(base + "q_b_proj.weight", (heads * (nope + rope), c.q_lora_rank))
     layer.q_b = p.matrix(q_b, nope + rope)
     layer.uk = p.matrix(uk.mT.flatten(0, 1), c.kv_lora_rank)
     layer.uv = p.matrix(uv.flatten(0, 1), value)
-    layer.o = p.matrix(checkpoint.weight(base + "o_proj.weight", c.hidden_size, heads * value))
+    layer.o = p.matrix(checkpoint.dense(base + "o_proj.weight", (c.hidden_size, heads * value)))
 
 
 def pack_dense(layer: Layer, p: Packer, checkpoint: Checkpoint, base: str, width: int, hidden: int) -> None:
-    gate, up = (checkpoint.weight(f"{base}{name}.weight", width, hidden) for name in ("gate_proj", "up_proj"))
+    gate, up = (checkpoint.dense(f"{base}{name}.weight", (width, hidden)) for name in ("gate_proj", "up_proj"))
     layer.gate_up = p.matrix(in_turn(gate, up))
-    layer.down = p.matrix(checkpoint.weight(f"{base}down_proj.weight", hidden, width))
+    layer.down = p.matrix(checkpoint.dense(f"{base}down_proj.weight", (hidden, width)))
 
 
 def pack_experts(layer: Layer, p: Packer, checkpoint: Checkpoint, base: str, c: K2Config) -> None:
     hidden, width, count = c.hidden_size, c.moe_intermediate_size, c.n_routed_experts
     padding = -count % PANEL
-    router = checkpoint.weight(base + "gate.weight", count, hidden)
+    router = checkpoint.dense(base + "gate.weight", (count, hidden))
     layer.router = p.matrix(torch.cat([router, router.new_zeros(padding, hidden)]))
     bias = checkpoint.weight(base + "gate.e_score_correction_bias", count)
     layer.bias = p.keep(torch.cat([bias, bias.new_zeros(padding)]))
     sizes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
     if c.int4_experts:
-        gate_up, down = [], []
+        gate_up, down = Int4Stack(count), Int4Stack(count)
         for e in range(count):
             gate, up, out = (checkpoint.packed(f"{base}experts.{e}.{name}", *size) for name, size in sizes.items())
-            gate_up.append(PackedWeight(in_turn(gate.words, up.words), in_turn(gate.scales, up.scales)))
-            down.append(out)
-        layer.experts_gate_up, layer.experts_down = p.int4(gate_up), p.int4(down)
+            gate_up.add(PackedWeight(in_turn(gate.words, up.words), in_turn(gate.scales, up.scales)))
+            down.add(out)
+        layer.experts_gate_up, layer.experts_down = gate_up.matrix(p), down.matrix(p)
         return
-    plain = [
-        [checkpoint.weight(f"{base}experts.{e}.{name}.weight", *size) for name, size in sizes.items()]
-        for e in range(count)
-    ]
-    layer.experts_gate_up = p.matrix(
-        torch.cat([in_turn(gate, up) for gate, up, _ in plain]), 2 * width // checkpoint.share.ranks
-    )
-    layer.experts_down = p.matrix(torch.cat([out for _, _, out in plain]), hidden)
+
+    held = width // checkpoint.share.ranks
+
+    def plain(name: str) -> Iterator[torch.Tensor]:
+        return (checkpoint.dense(f"{base}experts.{e}.{name}.weight", sizes[name]) for e in range(count))
+
+    def gates() -> Iterator[torch.Tensor]:
+        return (in_turn(gate, up) for gate, up in zip(plain("gate_proj"), plain("up_proj"), strict=True))
+
+    layer.experts_gate_up = p.stacked(gates, count * 2 * held, 2 * held)
+    layer.experts_down = p.stacked(lambda: plain("down_proj"), count * hidden, hidden)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -108,12 +108,28 @@ def capped(logprobs: torch.Tensor, choice: torch.Tensor, caps: torch.Tensor) -> 
     return out
 
 
+@runtime_checkable
+class BuildsPairs(Protocol):
+    """A drafter with a form of its own of `Selector.pairs` and of the trees: the compiled one."""
+
+    def pair_trees(
+        self,
+        selector: Selector,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        anchors: Sequence[int],
+        budgets: Sequence[int],
+        caps: Sequence[int],
+    ) -> list[PlainTree]: ...
+
+
 class FromPairs(OfModel):
     """A Proposer of conditional trees: each token's probability depends on the token before it."""
 
     def __init__(self, model: Draft, selector: Selector) -> None:
         super().__init__(model)
         self.selector = selector
+        self.builds = model if isinstance(model, BuildsPairs) else None
 
     def propose(
         self,
@@ -125,6 +141,9 @@ class FromPairs(OfModel):
     ) -> Proposed:
         logits, hidden = self.model.draft_states(states, anchors, positions)
         forwarded = time.perf_counter_ns()
+        if self.builds is not None:
+            trees = self.builds.pair_trees(self.selector, logits, hidden, anchors, budgets, caps)
+            return Proposed(trees, forwarded)
         device = logits.device
         self.selector.to(device)
         pairs = self.selector.pairs(

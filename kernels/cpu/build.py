@@ -30,7 +30,7 @@ InstructionSet = Literal["avx512", "avx2", "baseline"]
 
 HERE = Path(__file__).resolve().parent
 BUILDS = HERE.parents[1] / ".hedgerow" / "engine"  # where libraries lie, unless a caller names another folder
-SOURCES = ("product.c", "pool.c", "plan.c", "target.c", "drafter.c", "walk.c", "trees.c")
+SOURCES = ("product.c", "pool.c", "plan.c", "target.c", "drafter.c", "walk.c", "trees.c", "pairs.c")
 FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", "-fPIC", "-shared")
 ISA_FLAGS: dict[InstructionSet, tuple[str, ...]] = {
     "avx512": ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),

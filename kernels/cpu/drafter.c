@@ -17,6 +17,7 @@ typedef struct {
     Pool *pool;
     int rows, near; /* rows of a tile; the block up to a multiple of 16 */
     float *x, *qkv, *o, *gate_up;
+    float *kernel, *delta; /* of convolutions: [rows][conv.n], and what a half gives, [rows][hidden] */
     Scratch *scratch;
     Memory memory;
     /* the step or the append that runs */
@@ -55,6 +56,10 @@ Drafter *drafter_open(const DraftModel *m, int threads) {
         t->qkv = FLOATS(R * qkv_width(m));
         t->o = FLOATS(R * m->heads * m->head_dim);
         t->gate_up = FLOATS(R * 2 * m->width);
+        if (m->taps) {
+            t->kernel = FLOATS(R * m->layer->conv[0].n);
+            t->delta = FLOATS(R * m->hidden);
+        }
         t->scratch = take(&t->memory, sizeof(Scratch) * (size_t)threads);
         if (t->scratch) memset(t->scratch, 0, sizeof(Scratch) * (size_t)threads);
         for (int id = 0; t->scratch && id < threads; id++) {
@@ -66,7 +71,7 @@ Drafter *drafter_open(const DraftModel *m, int threads) {
             s->xs = take(&t->memory, sizeof(float *) * (size_t)pointers);
             s->ys = take(&t->memory, sizeof(float *) * (size_t)pointers);
         }
-        whole = t->memory.blocks == 5 + 6 * threads;
+        whole = t->memory.blocks == 5 + 2 * (m->taps > 0) + 6 * threads;
     }
     if (whole) return t;
     drafter_close(t);
@@ -214,6 +219,56 @@ static void attend(Drafter *t, Scratch *w, int layer, int s, int g) {
         for (int j = 0; j < d; j++) w->ys[i][j] *= inverse[i];
 }
 
+/* ---- DFlash 2's convolutions: hedgerow/model/convolution.py ------------------------------------------------------- */
+
+/* out = the sum over taps o of (base[o] + kernel[o, group]) * x[-o], where x has `before` rows of its block above it */
+static void convolved(const DraftModel *m, const float *base, const float *kernel, const float *x, int before,
+                      float *out) {
+    const int H = m->hidden, groups = H / m->group, taps = before + 1 < m->taps ? before + 1 : m->taps;
+    for (int g = 0; g < groups; g++)
+        for (int i = g * m->group; i < (g + 1) * m->group; i++) {
+            float sum = (base[i] + kernel[g]) * x[i];
+            for (int o = 1; o < taps; o++)
+                sum = __builtin_fmaf(base[o * H + i] + kernel[o * groups + g], x[i - (long)o * H], sum);
+            out[i] = sum;
+        }
+}
+
+/* What goes into a half, in place of the normed rows; a row needs those above it, so the last comes first. */
+static void convolve_in(Drafter *t, Scratch *w, const DraftLayer *l, int half, int R, int id, int threads) {
+    const DraftModel *m = &t->m;
+    if (!m->taps) return;
+    const long n = l->conv[half].n;
+    COLUMNS((int)n, c0, c1);
+    POINT(w->ys, r, R, t->kernel + r * n + c0);
+    product(&l->conv[half], c0, c1, R, w->xs, w->ys, 0);
+    pool_wait(t->pool, threads);
+    for (int r = R - 1; r >= 0; r--) {
+        float *row = w->h + (long)r * m->hidden;
+        convolved(m, l->base[half], t->kernel + r * n, row, r % m->block, row);
+    }
+}
+
+/* x += this half's product of `xs`, through its convolution where there is one */
+static void add_half(Drafter *t, Scratch *w, const DraftLayer *l, int half, int R, int id, int threads) {
+    const DraftModel *m = &t->m;
+    const Matrix *last = half ? &l->down : &l->o;
+    const int H = m->hidden;
+    COLUMNS(H, x0, x1);
+    POINT(w->ys, r, R, (m->taps ? t->delta : t->x) + (long)r * H + x0);
+    product(last, x0, x1, R, w->xs, w->ys, !m->taps);
+    if (!m->taps) return;
+    pool_wait(t->pool, threads);
+    const long n = l->conv[half].n, out = (long)m->taps * (H / m->group);
+    SHARE(R, r0, r1);
+    for (int r = r0; r < r1; r++) {
+        float *sum = w->h, *x = t->x + (long)r * H;
+        convolved(m, l->base[half] + (long)m->taps * H, t->kernel + r * n + out, t->delta + (long)r * H, r % m->block,
+                  sum);
+        for (int i = 0; i < H; i++) x[i] += sum[i];
+    }
+}
+
 static void step(void *drafter, int id, int threads) {
     Drafter *t = drafter;
     const DraftModel *m = &t->m;
@@ -223,13 +278,13 @@ static void step(void *drafter, int id, int threads) {
     SHARE(R, r0, r1);
     for (int r = r0; r < r1; r++) {
         const long token = r % B ? m->mask_token : t->ask[r / B].anchor;
-        memcpy(t->x + (long)r * H, m->embedding + token * H, sizeof(float) * (size_t)H);
+        table_row(m->embedding, m->narrow, token, H, t->x + (long)r * H);
     }
-    COLUMNS(H, x0, x1);
     for (int layer = 0; layer < m->layers; layer++) {
         const DraftLayer *l = m->layer + layer;
         pool_wait(t->pool, threads);
         normed(t, w, R, l->input_norm);
+        convolve_in(t, w, l, 0, R, id, threads);
         COLUMNS((int)width, a0, a1);
         POINT(w->ys, r, R, t->qkv + r * width + a0);
         product(&l->qkv, a0, a1, R, w->xs, w->ys, 0);
@@ -238,10 +293,10 @@ static void step(void *drafter, int id, int threads) {
         for (int u = u0; u < u1; u++) attend(t, w, layer, u / m->kv_heads, u % m->kv_heads);
         pool_wait(t->pool, threads);
         POINT(w->xs, r, R, t->o + (long)r * m->heads * m->head_dim);
-        POINT(w->ys, r, R, t->x + (long)r * H + x0);
-        product(&l->o, x0, x1, R, w->xs, w->ys, 1);
+        add_half(t, w, l, 0, R, id, threads);
         pool_wait(t->pool, threads);
         normed(t, w, R, l->mlp_norm);
+        convolve_in(t, w, l, 1, R, id, threads);
         COLUMNS(2 * W, g0, g1);
         POINT(w->ys, r, R, t->gate_up + (long)r * 2 * W + g0);
         product(&l->gate_up, g0, g1, R, w->xs, w->ys, 0);
@@ -249,8 +304,7 @@ static void step(void *drafter, int id, int threads) {
         pool_wait(t->pool, threads);
         for (int r = 0; r < R; r++) gather_gates(t->gate_up + (long)r * 2 * W, w->packed + (long)r * W, W / 16);
         POINT(w->xs, r, R, w->packed + (long)r * W);
-        POINT(w->ys, r, R, t->x + (long)r * H + x0);
-        product(&l->down, x0, x1, R, w->xs, w->ys, 1);
+        add_half(t, w, l, 1, R, id, threads);
     }
     pool_wait(t->pool, threads);
     COLUMNS(m->vocab, v0, v1);
@@ -319,7 +373,7 @@ void engine_sizes(int32_t *sizes) {
     const int32_t all[] = {
         sizeof(Matrix),     sizeof(Layer),      sizeof(Model),        sizeof(Cache),    sizeof(Fault),
         sizeof(DraftLayer), sizeof(DraftModel), sizeof(DraftContext), sizeof(DraftAsk), sizeof(Walk),
-        sizeof(TreeAsk),    LANES,
+        sizeof(TreeAsk),    sizeof(PairWeights), LANES,
     };
     memcpy(sizes, all, sizeof all);
 }

@@ -5,8 +5,10 @@
 
 typedef struct {
     const float *input_norm, *mlp_norm, *q_norm, *k_norm;
+    const float *base[2]; /* of the convolutions around attention and MLP: [into it, out of it][taps][hidden] */
     Matrix qkv; /* columns: query heads, key heads, value heads */
     Matrix o, gate_up, down;
+    Matrix conv[2]; /* columns: [into it, out of it][taps][groups], up to a multiple of 16 */
     int32_t window; /* keys that are less than this far away are seen; 0: all */
     int32_t causal; /* within the block */
 } DraftLayer;
@@ -14,9 +16,12 @@ typedef struct {
 typedef struct {
     int32_t layers, hidden, vocab, heads, kv_heads, head_dim, width, block, mask_token, feature_width, positions;
     int32_t projected; /* features come through fc and context_norm already */
+    int32_t taps, group; /* of DFlash 2's convolutions: rows that one reaches, channels that share a weight; 0: none */
+    int32_t narrow;      /* the embedding is bfloat16, not float */
     float eps, scale;
     const DraftLayer *layer;
-    const float *embedding, *context_norm, *norm;
+    const void *embedding;
+    const float *context_norm, *norm;
     const float *cos, *sin; /* [positions + block][head_dim / 2] */
     Matrix fc, head;
 } DraftModel;

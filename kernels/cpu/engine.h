@@ -66,6 +66,19 @@ INLINE void give_back(Memory *m) {
     free(m->block);
 }
 
+/* Row `row` of a table of `n` columns, of bfloat16 where it is `narrow`, as floats */
+INLINE void table_row(const void *table, int narrow, long row, int n, float *out) {
+    if (!narrow) {
+        memcpy(out, (const float *)table + row * n, sizeof(float) * (size_t)n);
+        return;
+    }
+    const uint16_t *from = (const uint16_t *)table + row * n;
+    for (int i = 0; i < n; i++) {
+        const uint32_t bits = (uint32_t)from[i] << 16;
+        memcpy(out + i, &bits, sizeof bits);
+    }
+}
+
 /* ---- functions of one row; lengths are multiples of 16 ----------------------------------------------------------- */
 INLINE void rms_norm(const float *x, const float *weight, float *y, int n, float eps) {
     vec s[PARTS] = {{0}};

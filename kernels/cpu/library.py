@@ -51,7 +51,9 @@ class Model(c.Structure):
 
     _fields_ = (
         *integers("layers hidden vocab heads nope rope value q_rank kv_rank"),
-        *integers("width shared_width experts top_k expert_width normalise positions taps ranks first_token tokens"),
+        *integers(
+            "width shared_width experts top_k expert_width normalise positions taps ranks first_token tokens narrow"
+        ),
         *floats("eps latent_eps softmax_scale routed_scale"),
         ("tapped", POINTER),
         ("layer", c.POINTER(Layer)),
@@ -76,8 +78,8 @@ class DraftLayer(c.Structure):
     """drafter.h"""
 
     _fields_ = (
-        *pointers("input_norm mlp_norm q_norm k_norm"),
-        *matrices("qkv o gate_up down"),
+        *pointers("input_norm mlp_norm q_norm k_norm attention_base mlp_base"),
+        *matrices("qkv o gate_up down attention_conv mlp_conv"),
         *integers("window causal"),
     )
 
@@ -87,7 +89,7 @@ class DraftModel(c.Structure):
 
     _fields_ = (
         *integers("layers hidden vocab heads kv_heads head_dim width block mask_token feature_width positions"),
-        *integers("projected"),
+        *integers("projected taps group narrow"),
         *floats("eps scale"),
         ("layer", c.POINTER(DraftLayer)),
         *pointers("embedding context_norm norm cos sin"),
@@ -127,7 +129,26 @@ class TreeAsk(c.Structure):
     _fields_ = tuple(integers("budget cap"))
 
 
-STRUCTURES = (Matrix, Layer, Model, Cache, Fault, DraftLayer, DraftModel, DraftContext, DraftAsk, Walk, TreeAsk)
+class PairWeights(c.Structure):
+    """walk.h: a candidate selector."""
+
+    _fields_ = (*pointers("predecessor successor projection"), *integers("rank k hidden vocab"))
+
+
+STRUCTURES = (
+    Matrix,
+    Layer,
+    Model,
+    Cache,
+    Fault,
+    DraftLayer,
+    DraftModel,
+    DraftContext,
+    DraftAsk,
+    Walk,
+    TreeAsk,
+    PairWeights,
+)
 SIGNATURES: dict[str, list[Any]] = {
     "target_open": [c.POINTER(Model), c.c_int],
     "target_close": [POINTER],
@@ -146,6 +167,12 @@ SIGNATURES: dict[str, list[Any]] = {
     "top_logprobs": [POINTER, c.c_int64, c.c_int, c.c_int, POINTER, POINTER],
     "build_trees": [
         POINTER, POINTER, c.c_int, c.c_int, c.c_int, c.c_int, POINTER, POINTER, POINTER, POINTER, POINTER,
+    ],
+    "pair_logprobs": [
+        c.POINTER(PairWeights), POINTER, POINTER, POINTER, c.c_int, c.c_int, POINTER, POINTER, POINTER, POINTER,
+    ],
+    "build_pair_trees": [
+        POINTER, POINTER, POINTER, c.c_int, c.c_int, c.c_int, c.c_int, POINTER, POINTER, POINTER, POINTER, POINTER,
     ],
 }  # fmt: skip
 

@@ -458,7 +458,7 @@ static void step(void *target, int id, int threads) {
         const Sequence *s = t->plan.sequence + at->sequence;
         const long token = s->tokens[t->from + r - s->first] - m->first_token, bytes = sizeof(float) * m->hidden;
         float *to = (m->ranks == 1 ? t->x : t->part) + (long)r * m->hidden;
-        if (token >= 0 && token < m->vocab) memcpy(to, m->embedding + token * m->hidden, (size_t)bytes);
+        if (token >= 0 && token < m->vocab) table_row(m->embedding, m->narrow, token, m->hidden, to);
         else memset(to, 0, (size_t)bytes); /* another rank's */
         if (m->ranks > 1) memset(t->x + (long)r * m->hidden, 0, (size_t)bytes);
     }

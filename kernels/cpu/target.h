@@ -19,10 +19,12 @@ typedef struct {
     int32_t width, shared_width, experts, top_k, expert_width, normalise, positions, taps;
     int32_t ranks; /* that divide the model, each with its heads, widths and vocabulary: the sizes here are this one's */
     int32_t first_token, tokens; /* of this rank's vocabulary; of all */
+    int32_t narrow;              /* the embedding is bfloat16, not float */
     float eps, latent_eps, softmax_scale, routed_scale;
     const int32_t *tapped;     /* [taps] layers */
     const Layer *layer;
-    const float *embedding, *norm;
+    const void *embedding;
+    const float *norm;
     const float *cos, *sin;    /* [positions][rope / 2] */
     int (*sum)(float *part, int64_t count); /* makes a part the sum of all ranks'; not 0: it could not. ranks > 1 */
     Matrix head;

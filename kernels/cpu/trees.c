@@ -27,7 +27,7 @@ static void best_of(const float *x, int vocab, int k, int32_t *id) {
 }
 
 /* log of the sum of exponentials, less the largest, which is `high` */
-static float log_sum(const float *x, int vocab, float high) {
+float log_sum(const float *x, int vocab, float high) {
     vec sum[PARTS] = {{0}};
     for (int i = 0; i < vocab; i += 16)
         EACH(p, PARTS) sum[p] += exp_vec(*(const vec *)(x + i + p * LANES) - spread(high));

@@ -19,6 +19,16 @@ typedef struct {
     int32_t budget, cap;
 } TreeAsk;
 
+/* A candidate selector (hedgerow/model/selector.py): codebooks [vocab][rank], projection [hidden][rank] */
+typedef struct {
+    const float *predecessor, *successor, *projection;
+    int32_t rank, k, hidden, vocab;
+} PairWeights;
+
+/* trees.c */
+int top_logprobs(const float *logits, int64_t rows, int vocab, int k, float *logprobs, int32_t *tokens);
+float log_sum(const float *x, int n, float high); /* log of the sum of exp(x - high), n a multiple of 16 */
+
 enum { BAD_WALK = 30, BAD_LOGITS, BAD_TREE };
 
 double minus_log(double y); /* -log y of a positive normal number, to 2 ulp, also near 1 */

@@ -1,4 +1,4 @@
-"""DFlash 2 against the PyPI package `dflash`: convolution, selector, twenty rounds of draft and commit."""
+"""DFlash 2 on both CPU engines against the PyPI package `dflash`: twenty rounds of draft and commit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from hedgerow.model.compiled_dflash import CompiledDFlash
 from hedgerow.model.dflash import DFlashModel
-from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import load_embedding_and_head
-from hedgerow.model.select import load_drafter
 from hedgerow.model.selector import FromPairs, Selector
+from tests.dflash2 import SHAPES, write_dflash2
 from tests.peers import TOLERANCE, DraftPeer, embed_block
-from tests.tiny import TinyDrafter, TinyTarget, matrix, write_drafter, write_json, write_target
+from tests.tiny import TinyTarget, write_target
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -26,41 +26,7 @@ with warnings.catch_warnings():
     from transformers import Qwen3Config
 
 TARGET = TinyTarget(layers=3, positions=512)
-SLIDING, FULL = "sliding_attention", "full_attention"
-DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 24, "selector_top_k": 16}
-SHAPES = {
-    "all sliding, both ways": (TinyDrafter(layers=3, window=24, layer_types=(SLIDING,) * 3), False, DFLASH2),
-    "causal in sliding layers": (TinyDrafter(window=20), None, DFLASH2),
-    "three taps, groups of 8": (
-        TinyDrafter(layers=1, layer_types=(FULL,), block=5),
-        None,
-        {**DFLASH2, "conv_kernel_size": 3, "conv_group_size": 8},
-    ),
-}  # fmt: skip
 ROUNDS = 20
-
-
-def write(folder: Path, shape: TinyDrafter, causal: bool | None, sizes: dict[str, int], dotted: bool = False) -> None:
-    """`dotted`: codebooks saved as `.weight`, as a module saves them; published files are without."""
-    write_drafter(folder, TARGET, shape)
-    config = json.loads((folder / "config.json").read_text())
-    config["architectures"] = ["DFlash2DraftModel"]
-    config["dflash_config"] |= sizes
-    if causal is not None:
-        config["is_causal"] = causal
-    write_json(folder / "config.json", config)
-    g, tensors = torch.Generator().manual_seed(5), load_file(folder / "model.safetensors")
-    taps, group, rank = (sizes[f"{name}"] for name in ("conv_kernel_size", "conv_group_size", "selector_rank"))
-    for layer in range(shape.layers):
-        for half in ("attention", "mlp"):
-            base = f"layers.{layer}.{half}_conv."
-            tensors[base + "base_kernel"] = torch.randn(2, taps, TARGET.hidden, generator=g).bfloat16() * 0.5
-            tensors[base + "kernel_projection.weight"] = matrix(g, 2 * taps * (TARGET.hidden // group), TARGET.hidden)
-    end = ".weight" if dotted else ""
-    for name in ("predecessor", "successor"):
-        tensors[f"candidate_selector.{name}_codebook{end}"] = torch.randn(TARGET.vocab, rank, generator=g).bfloat16()
-    tensors["candidate_selector.hidden_projection.weight"] = matrix(g, rank, TARGET.hidden)
-    save_file(tensors, folder / "model.safetensors")
 
 
 class Peer(DraftPeer):
@@ -91,24 +57,28 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", SHAPES)
 def test_hidden_states_and_proposals_are_the_packages(tmp_path: Path, target: Path, name: str, dotted: bool) -> None:
     shape, causal, sizes = SHAPES[name]
-    write(tmp_path, shape, causal, sizes, dotted)
+    write_dflash2(tmp_path, TARGET, shape, causal, sizes, dotted)
     model, peer = DFlashModel.load(tmp_path, target), Peer(tmp_path, shape.block)
     selector = Selector.find(tmp_path, model.config)
     assert selector is not None
-    proposer, head = FromPairs(model, selector), load_embedding_and_head(target).head
-    state, end, fresh = model.new_state(), 0, 30
+    compiled = CompiledDFlash.load(tmp_path, target)
+    engines = [(engine, engine.new_state(), FromPairs(engine, selector)) for engine in (model, compiled)]
+    head, end, fresh = load_embedding_and_head(target).head.float(), 0, 30
     rng, g = random.Random(2), torch.Generator().manual_seed(2)
     moved = 0
     for _ in range(ROUNDS):
         features, anchor = torch.randn(fresh, model.feature_width, generator=g), rng.randrange(TARGET.vocab)
-        model.append(state, features, end)
+        for engine, state, _ in engines:
+            engine.append(state, features, end)  # type: ignore[arg-type]
         end += fresh
         expected = peer.round(features, embed_block(model, anchor), end)
-        assert (model.hidden([state], [anchor], [end])[0] - expected).abs().max() <= TOLERANCE
         chain = peer.model.propose(expected[None], torch.tensor([anchor]), lambda h: h @ head.T, 0.0)[0][0].tolist()
-        proposed = proposer.propose([state], [anchor], [end], [shape.block - 1], [1])
-        assert proposed.trees[0].tokens == chain
-        assert proposed.trees[0].parents == list(range(-1, shape.block - 2))
+        for engine, state, proposer in engines:
+            hidden = engine.draft_states([state], [anchor], [end])[1]  # type: ignore[list-item]
+            assert (hidden[0] - expected).abs().max() <= TOLERANCE
+            proposed = proposer.propose([state], [anchor], [end], [shape.block - 1], [1])
+            assert proposed.trees[0].tokens == chain
+            assert proposed.trees[0].parents == list(range(-1, shape.block - 2))
         moved += chain != (expected @ head.T).argmax(-1).tolist()
         fresh = rng.randint(1, shape.block)
     assert end > 2 * shape.window
@@ -119,7 +89,7 @@ def test_hidden_states_and_proposals_are_the_packages(tmp_path: Path, target: Pa
 def test_pairwise_scores_are_the_packages(tmp_path: Path, target: Path) -> None:
     """The tree's conditional probabilities: the package's softmax of 16 times the mass that the marginal gives them."""
     shape, causal, sizes = SHAPES["causal in sliding layers"]
-    write(tmp_path, shape, causal, sizes)
+    write_dflash2(tmp_path, TARGET, shape, causal, sizes)
     model, peer = DFlashModel.load(tmp_path, target), Peer(tmp_path, shape.block)
     selector, state = Selector.find(tmp_path, model.config), model.new_state()
     assert selector is not None
@@ -136,11 +106,3 @@ def test_pairwise_scores_are_the_packages(tmp_path: Path, target: Path) -> None:
             added = theirs.successor_codebook(tokens) @ (theirs.predecessor_codebook(before) * projected[d])
             expected = ((logits[0, d][tokens] + added).softmax(-1) * mass)[pairs.choice[0, d, row]]
             assert (pairs.logprobs[0, d, row].exp() - expected).abs().max() <= 1e-5
-
-
-def test_what_only_torch_computes_is_refused_elsewhere(tmp_path: Path, target: Path) -> None:
-    shape, causal, sizes = SHAPES["causal in sliding layers"]
-    write(tmp_path, shape, causal, sizes)
-    assert isinstance(load_drafter(tmp_path, target), DFlashModel)
-    with pytest.raises(ConfigError, match="conv_kernel_size"):
-        load_drafter(tmp_path, target, "compiled")

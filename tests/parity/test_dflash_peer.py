@@ -64,7 +64,7 @@ def test_logits_are_the_targets_head_on_the_hidden_states(tmp_path: Path) -> Non
     model = load(tmp_path, DRAFTERS["sliding-full"])
     state = model.new_state()
     model.append(state, torch.randn(20, model.feature_width), 0)
-    head = load_embedding_and_head(tmp_path / "target").head
+    head = load_embedding_and_head(tmp_path / "target").head.float()
     logits = model.draft([state], [5], [20])
     assert logits.shape == (1, model.block_size - 1, TARGET.vocab)
     assert torch.allclose(logits, model.hidden([state], [5], [20]) @ head.T, atol=1e-4)

@@ -90,7 +90,7 @@ def test_hidden_states_and_proposals_are_the_packages(tmp_path: Path, target: Pa
     others: list[Any] = [DFlashModel.load(tmp_path, target, projected=True)]
     if not missing_compiler():
         others += [CompiledDFlash.load(tmp_path, target, threads=2, projected=projected) for projected in (False, True)]
-    project, head = FeatureProjection.load(tmp_path), load_embedding_and_head(target).head
+    project, head = FeatureProjection.load(tmp_path), load_embedding_and_head(target).head.float()
     models = [model, *others]
     states, end, fresh = [each.new_state() for each in models], 0, 30
     rng, g = random.Random(2), torch.Generator().manual_seed(2)

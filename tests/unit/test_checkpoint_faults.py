@@ -16,7 +16,13 @@ from hedgerow.model.dflash import DFlashModel
 from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.k2 import K2Model
-from hedgerow.model.loader import INDEX, CheckpointError, checkpoint_hash, load_embedding_and_head
+from hedgerow.model.loader import (
+    INDEX,
+    CheckpointError,
+    checkpoint_hash,
+    embedding_and_head_hash,
+    load_embedding_and_head,
+)
 from kernels.linear import MIN_4
 from tests.tiny import TinyPaths, TinyTarget, write_target, write_tiny
 
@@ -279,6 +285,7 @@ def test_the_heads_hash_does_not_change_with_other_tensors(paths: TinyPaths) -> 
     norm, head = "language_model.model.norm.weight", "language_model.lm_head.weight"
     change_tensors(file_of(paths.target, norm), lambda tensors: tensors[norm].mul_(2))
     same = load_embedding_and_head(paths.target)
+    assert embedding_and_head_hash(paths.target) == before.hash
     assert same.hash == before.hash
     assert torch.equal(same.head, before.head)
     change_tensors(file_of(paths.target, head), lambda tensors: tensors[head].mul_(2))

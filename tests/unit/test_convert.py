@@ -22,7 +22,13 @@ from hedgerow.model import reading
 from hedgerow.model.config import K2Config
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.k2 import K2Model
-from hedgerow.model.loader import Checkpoint, CheckpointError, checkpoint_hash, load_embedding_and_head
+from hedgerow.model.loader import (
+    Checkpoint,
+    CheckpointError,
+    checkpoint_hash,
+    embedding_and_head_hash,
+    load_embedding_and_head,
+)
 from hedgerow.model.manifest import MANIFEST, Manifest
 from hedgerow.model.reading import DTYPES
 from hedgerow.model.tensors import Share, tensors
@@ -111,7 +117,7 @@ def test_a_drafter_gets_the_whole_embedding_of_a_divided_folder(source: Path, tm
     convert(source, tmp_path / "out", 4, quiet)
     a, b = load_embedding_and_head(source), load_embedding_and_head(tmp_path / "out")
     assert torch.equal(a.embedding, b.embedding)
-    assert a.hash == b.hash
+    assert a.hash == b.hash == embedding_and_head_hash(tmp_path / "out")
 
 
 @pytest.mark.parametrize("stop", [0, 1, 2, 4])

@@ -1,0 +1,74 @@
+"""What the compiled engine needs beside its weights while it loads them, and that it packs them as it did at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hedgerow.model.packing import Packer
+from hedgerow.weights.published import ONE_LAYER
+from hedgerow.weights.rehearse import write
+from kernels.cpu.library import BF16, F32
+from tests.compiled_builds import missing_compiler
+
+pytestmark = pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
+ROOT = Path(__file__).resolve().parents[2]
+LOAD = """
+import sys
+from pathlib import Path
+from hedgerow.model.compiled import CompiledK2
+from hedgerow.model.loader import Checkpoint, share_bytes
+from hedgerow.model.tensors import Share
+from kernels.collectives import Ranks
+class One(Ranks):
+    def __init__(self, rank, count):
+        super().__init__(count)
+        self.mine = range(rank, rank + 1)
+peak = lambda: next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("VmHWM"))
+folder, before = Path(sys.argv[1]), peak()
+model, checkpoint = CompiledK2.load(folder, (0,), ranks=One(1, 2)), Checkpoint(folder, Share(1, 2))
+print(share_bytes(checkpoint.stored, checkpoint.share), before, peak())
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
+def test_a_rank_loads_a_true_layer_in_one_and_a_half_times_its_share() -> None:
+    """One MoE layer at K2.6's widths, 64 of its experts, one rank of two. The peak counts PyTorch and tables too."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest keeps its own folders for three runs
+        write(Path(folder), "k2.6", dataclasses.replace(ONE_LAYER, experts=64, vocab=20480))
+        done = subprocess.run(
+            [sys.executable, "-c", LOAD, folder], cwd=ROOT, capture_output=True, text=True, check=True, timeout=250,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    share, before, peak = map(int, done.stdout.split())
+    assert share > 1_200_000_000
+    assert peak <= 1.5 * share, f"{peak / 1e9:.2f} GB at the most ({before / 1e9:.2f} before) for {share / 1e9:.2f} GB"
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("narrow", 64), ("wide", 64), ("mixed", 64), ("odd", 48)])
+def test_one_at_a_time_is_packed_as_all_at_once(kind: str, rows: int) -> None:
+    """bfloat16; numbers that are none; one of several that is none; rows that two columns cannot share words in."""
+    g = torch.Generator().manual_seed(1)
+    weights = [torch.randn(rows, 32, generator=g).bfloat16() for _ in range(3)]
+    if kind == "wide":
+        weights = [weight.float() * 1.001 for weight in weights]
+    if kind == "mixed":
+        weights[1] = weights[1].float() * 1.001
+
+    def one_by_one() -> Iterator[torch.Tensor]:
+        yield from weights
+
+    piece, whole = Packer(8), Packer(8)
+    got, expected = piece.stacked(one_by_one, 3 * rows, rows), whole.matrix(torch.cat(weights), rows)
+    assert (got.type, got.n, got.k) == (expected.type, expected.n, expected.k)
+    assert got.type == (BF16 if kind in ("narrow", "odd") else F32)
+    assert torch.equal(piece.kept[0].flatten(), whole.kept[0].flatten())
