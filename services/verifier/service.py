@@ -20,7 +20,7 @@ from hedgerow.errors import HedgerowError, Internal
 from hedgerow.model.devices import Device
 from hedgerow.model.interface import Prepares, experts, shards, waited
 from hedgerow.model.interface import Target as Model
-from hedgerow.model.loader import load_embedding_and_head
+from hedgerow.model.loader import embedding_and_head_hash
 from hedgerow.model.room import cache_pages
 from hedgerow.model.select import Engine, load_target
 from hedgerow.rpc.config import ConfigError, variable_of
@@ -161,7 +161,7 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     if isinstance(model, Prepares):  # so that no request waits for a compiler
         most = TreeConfig(engine.config.max_budget).q_len
         model.prepare(limits.max_sequences, most, limits.prefill_rows)
-    head_hash = "" if config.drafter is None else load_embedding_and_head(config.model_path).hash
+    head_hash = "" if config.drafter is None else embedding_and_head_hash(config.model_path)
     return Group(model, engine, read_defaults(config.model_path), head_hash, read, wanted, drafter_hash)
 
 
