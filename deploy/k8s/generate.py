@@ -8,6 +8,7 @@ In values.yaml a comment "# -- text" describes the next key. At its end may stan
     @open             a Kubernetes object or list, taken as it is
     @resources        a container's requests, and its limits with one of memory
     @env              variables by name, none of which is HEDGEROW_*
+    @env-list         variables as Kubernetes has them
     @config SERVICE   that service's settings, by the names of its configuration's fields in lower case
     @live SERVICE     those of them that may change while it runs
 Every other key must be one of values.yaml, of the type that it has there, and no key may be made null.
@@ -47,7 +48,7 @@ SET = {
     "drafter": OURS | {"target_path"},
     "kvstore": OURS | {"redis_url"},
 }
-COMMENT = re.compile(r"^(?P<text>.*?)(?: @(?P<mark>schema|open|resources|env|config|live)(?: (?P<rest>.*))?)?$")
+COMMENT = re.compile(r"^(?P<text>.*?)(?: @(?P<mark>schema|open|resources|env-list|env|config|live)(?: (?P<rest>.*))?)?$")
 QUANTITIES = {"shm", "maxmemory", "size"}
 QUANTITY = {"type": ["string", "number"]}
 RESOURCES: dict[str, Any] = {
@@ -77,6 +78,9 @@ class Key:
         if self.mark == "env":
             names = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^HEDGEROW_"}}
             return described | {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
+        if self.mark == "env-list":
+            named = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+            return described | {"type": "array", "items": named}
         if self.mark == "resources":
             return described | RESOURCES
         kind = {dict: "object", list: "array"}.get(type(self.value)) or NAMES[type(self.value)]

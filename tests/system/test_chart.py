@@ -51,6 +51,9 @@ MATRIX: list[tuple[str, ...]] = [
     ("apiKeys.enabled=true", "apiKeys.existingSecret=keys", "gateway.limits.log_level=debug"),
     ("verifier.set=b", "previous[0].verifier.set=,previous[0].images.engine.tag=0.0.9", "verifier.groups=2"),
     ("verifier.set=a", "verifier.kind=LeaderWorkerSet", "previous[0].verifier.set=b", "previous[0].verifier.groups=3"),
+    ("redis.bundled=false", "secrets.redisUrl=rediss://u:p@s:1/0", "redis.tls.caConfigMap=a", "redis.tls.certSecret=b"),
+    ("tls.enabled=true", "tls.publicSecret=p", "tls.publicCa=true", "test.address=a.b:1", "tracing.existingSecret=t"),
+    ("kvstore.extraVolumes[0].name=x,kvstore.extraVolumes[0].emptyDir.medium=Memory", "verifier.extraEnv[0].name=A"),
     ("gateway.service.type=LoadBalancer", "gateway.priorityClassName=high", "verifier.spread=none"),
 ]
 CASES = [(values, ()) for values in VALUES] + [("values-laptop", sets) for sets in MATRIX[1:]]

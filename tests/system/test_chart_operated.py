@@ -61,6 +61,8 @@ def test_notes_name_every_file_that_a_client_needs(tmp_path: Path) -> None:
             (("tls.enabled=false",), set[str]()),
             ((), {"ca"}),
             (("tls.clientCerts=true",), {"ca", "cert", "key"}),
+            (("tls.publicSecret=public", "tls.publicCa=true", "test.address=a.b:1"), {"ca"}),
+            (("tls.publicSecret=public", "test.address=a.b:1"), set[str]()),
         ]
     ):
         folder = tmp_path / str(number)
@@ -68,6 +70,7 @@ def test_notes_name_every_file_that_a_client_needs(tmp_path: Path) -> None:
         said = notes(folder, *sets)
         (command,) = (line for line in said.splitlines() if "hedgerow generate" in line)
         assert set(re.findall(r"--tls-(\w+)", command)) == wanted, said
+        assert (" --tls " in f"{command} ") == (len(sets) == 2), command
         for file in re.findall(r"--tls-\w+ (\S+)", command):
             assert re.search(rf"[> ]{file}\b.*$", said.replace(command, ""), re.M), f"how to get {file}"
 

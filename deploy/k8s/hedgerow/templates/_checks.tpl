@@ -13,6 +13,36 @@
 {{- fail (printf "%s: %q is another image tomorrow; it must be a version" $where $tag) -}}
 {{- end -}}
 {{- end -}}
+{{- range $service := list "gateway" "verifier" "drafter" "kvstore" -}}
+{{- $values := index $.Values $service -}}
+{{- $names := keys $values.env -}}
+{{- range $values.extraEnv -}}{{- $names = append $names .name -}}{{- end -}}
+{{- range $name := $names -}}
+{{- if hasPrefix "HEDGEROW_" $name -}}
+{{- fail (printf "%s.extraEnv: %s is a setting of the service; %s.config has those by their names in lower case" $service $name $service) -}}
+{{- else if has $name (list "OTEL_EXPORTER_OTLP_ENDPOINT" "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") -}}
+{{- fail (printf "%s.env: %s turns nothing on; tracing.endpoint says where spans go" $service $name) -}}
+{{- else if and (hasKey $values.env $name) (regexMatch "^OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS$" $name) -}}
+{{- fail (printf "%s.env: %s holds secrets; tracing.existingSecret names a Secret with it" $service $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.redis.tls -}}
+{{- if and $.Values.redis.bundled (or .caSecret .caConfigMap .certSecret) -}}
+{{- fail "redis.tls: it is of your own Redis; the bundled store has the certificates of tls (redis.bundled is true)" -}}
+{{- else if and .caSecret .caConfigMap -}}
+{{- fail (printf "redis.tls: caSecret %q and caConfigMap %q both name an authority; one is enough" .caSecret .caConfigMap) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.tls -}}
+{{- if and .publicSecret (not .enabled) -}}
+{{- fail (printf "tls.publicSecret: %q is for nothing while tls.enabled is false" .publicSecret) -}}
+{{- else if and .publicCa (not .publicSecret) -}}
+{{- fail "tls.publicCa: tls.publicSecret must name the Secret that has it" -}}
+{{- else if and .publicSecret (not $.Values.test.address) -}}
+{{- fail "tls.publicSecret: test.address must be HOST:PORT with a name of that certificate, by which helm test and the notes reach the gateways" -}}
+{{- end -}}
+{{- end -}}
 {{- $scaled := .Values.gateway.autoscaling -}}
 {{- if gt (int $scaled.minReplicas) (int $scaled.maxReplicas) -}}
 {{- fail (printf "gateway.autoscaling.minReplicas: %v is more than maxReplicas, %v" $scaled.minReplicas $scaled.maxReplicas) -}}

@@ -58,7 +58,7 @@ labels:
 
 {{/* What the command line needs of files, as NOTES.txt has them made. */}}
 {{- define "hedgerow.clientFiles" -}}
-{{- if .Values.tls.enabled }} --tls-ca ca.crt{{ if .Values.tls.clientCerts }} --tls-cert tls.crt --tls-key tls.key{{ end }}{{ end -}}
+{{- if .Values.tls.enabled }}{{ if and .Values.tls.publicSecret (not .Values.tls.publicCa) }} --tls{{ else }} --tls-ca ca.crt{{ end }}{{ if .Values.tls.clientCerts }} --tls-cert tls.crt --tls-key tls.key{{ end }}{{ end -}}
 {{- end }}
 
 {{/* What a port speaks, for meshes and balancers. */}}

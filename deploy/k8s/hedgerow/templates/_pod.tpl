@@ -113,9 +113,18 @@ lifecycle:
 {{- end }}
 
 {{- define "hedgerow.env" -}}
-{{- range $name, $value := (index .root.Values .component).env }}
+{{- $values := index .root.Values .component -}}
+{{- range $name, $value := $values.env }}
 - name: {{ $name }}
   value: {{ $value | quote }}
+{{- end }}
+{{- with .root.Values.tracing.existingSecret }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: headers}
+{{- end }}
+{{- with $values.extraEnv }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 
@@ -157,6 +166,9 @@ readinessProbe:
 {{- if .root.Values.tls.enabled }}
 - {name: tls, mountPath: /etc/hedgerow/tls, readOnly: true}
 {{- end }}
+{{- with (index .root.Values .component).extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "hedgerow.volumes" -}}
@@ -179,6 +191,9 @@ readinessProbe:
   secret:
     secretName: {{ include "hedgerow.tlsSecret" .root }}
     defaultMode: 0440
+{{- end }}
+{{- with (index .root.Values .component).extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 

@@ -51,6 +51,21 @@
 {{- $_ := set $settings "METRICS_ADDRESS" (printf "%s:7423" $host) -}}
 {{- end -}}
 {{- end -}}
+{{- if and (eq .service "gateway") $root.Values.tls.enabled $root.Values.tls.publicSecret -}}
+{{- $_ := set $settings "TLS_CERT" "/etc/hedgerow/public/tls.crt" -}}
+{{- $_ := set $settings "TLS_KEY" "/etc/hedgerow/public/tls.key" -}}
+{{- $_ := set $settings "TLS_PEER_CERT" "/etc/hedgerow/tls/tls.crt" -}}
+{{- $_ := set $settings "TLS_PEER_KEY" "/etc/hedgerow/tls/tls.key" -}}
+{{- end -}}
+{{- if eq .service "kvstore" -}}
+{{- with $root.Values.redis.tls -}}
+{{- if or .caSecret .caConfigMap -}}{{- $_ := set $settings "REDIS_TLS_CA" "/etc/hedgerow/redis-ca/ca.crt" -}}{{- end -}}
+{{- if .certSecret -}}
+{{- $_ := set $settings "REDIS_TLS_CERT" "/etc/hedgerow/redis-tls/tls.crt" -}}
+{{- $_ := set $settings "REDIS_TLS_KEY" "/etc/hedgerow/redis-tls/tls.key" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq .service "kvstore") $root.Values.redis.bundled $root.Values.tls.enabled -}}
 {{- $_ := set $settings "REDIS_TLS_CERT" "/etc/hedgerow/tls/tls.crt" -}}
 {{- $_ := set $settings "REDIS_TLS_KEY" "/etc/hedgerow/tls/tls.key" -}}
