@@ -42,13 +42,16 @@ OURS = {
     *("tls_cert", "tls_key", "tls_ca", "tls_client_certs", "tls_peer_cert", "tls_peer_key", "tls_admin"),
     *("limits_file", "api_keys_file"),
 }
+GROUP = {"group_hosts", "group_host", "group_listen", "group_leader", "group_address", "group_secret"}
 SET = {
     "gateway": OURS | {"verifier", "kvstore", "tenant_secret"},
-    "verifier": OURS | {"model_name", "drafter", "feature_layers"},
+    "verifier": OURS | {"model_name", "drafter", "feature_layers", *GROUP},
     "drafter": OURS | {"target_path"},
     "kvstore": OURS | {"redis_url"},
 }
-COMMENT = re.compile(r"^(?P<text>.*?)(?: @(?P<mark>schema|open|resources|env-list|env|config|live)(?: (?P<rest>.*))?)?$")
+COMMENT = re.compile(
+    r"^(?P<text>.*?)(?: @(?P<mark>schema|open|resources|env-list|env|config|live)(?: (?P<rest>.*))?)?$"
+)
 QUANTITIES = {"shm", "maxmemory", "size"}
 QUANTITY = {"type": ["string", "number"]}
 RESOURCES: dict[str, Any] = {

@@ -78,11 +78,12 @@ class RankHost:
         self.why = "it has not joined the group yet"
         self.closed = threading.Event()
         self._life: _Life | None = None
+        self._last = False
 
     def run(self) -> None:
-        """Joins the group, again and again; returns when it is closed."""
+        """Joins the group, again and again; returns when it is closed, or has left."""
         said = -REMINDER
-        while not self.closed.is_set():
+        while not (self.closed.is_set() or self._last):
             life = self._life = _Life(self)
             life.run()
             self.why = f"it is not in the group: {life.why}"
@@ -92,9 +93,13 @@ class RankHost:
             self.closed.wait(AGAIN)
 
     def leave(self) -> bool:
-        """Tells the first host that this one is about to end, so that its sequences can go elsewhere. Whether there was
-        a group to tell."""
-        return self._life is not None and self._life.leave()
+        """Tells the first host that this one is about to end, so that its sequences can go elsewhere; its ranks go on
+        until the first host ends. Whether there was a group to tell."""
+        self._last = True
+        told = self._life is not None and self._life.leave()
+        if not told:
+            self.close()
+        return told
 
     @property
     def pids(self) -> list[int]:

@@ -55,7 +55,8 @@ class RankGroup:
 
     `engine`: what computes every rank. `cores`: among which this host's other ranks choose their node's (`numa.py`);
     empty: they are not bound. `door`: of a group of several `hosts`, where the others come in; it is closed here.
-    `on_leaving` hears of a host that is about to end.
+    `on_leaving` hears of a host that is about to end. `address`: of this host, for the others' ranks; empty: the one at
+    which they came in.
 
     Raises ConfigError or CheckpointError for a folder that so many ranks cannot share, before anything is started.
     """
@@ -73,6 +74,7 @@ class RankGroup:
         hosts: int = 1,
         door: Door | None = None,
         on_leaving: OnLost = lambda who: None,
+        address: str = "",
     ) -> None:
         check_ranks([Checkpoint(folder, Share(0, count))], K2Config.from_folder(folder))
         self.folder, self.count, self.patience, self._on_lost = folder, count, patience, on_lost
@@ -82,7 +84,7 @@ class RankGroup:
         self._ranks: dict[int, Channel] = {}
         self._engine, self._cores = engine, sorted(cores)
         self._terms = Terms(patience, "gloo", engine, list(feature_layers))
-        self._address = "127.0.0.1" if door is None else ""
+        self._given, self._address = address, "127.0.0.1" if door is None else ""
         self._ready: dict[int, tuple[str, str]] = {}  # law and checkpoint of each other rank
         self._changed, self._losing, self._ending = threading.Condition(), threading.RLock(), False
         # One thread starts and watches: Linux ends a child when the thread that started it does.
@@ -178,7 +180,7 @@ class RankGroup:
             self._ranks |= others
             for rank in others.values():
                 self._write(rank, self._terms.packed())
-            self._address = next(iter(others.values())).wire.here
+            self._address = self._given or next(iter(others.values())).wire.here
         for number in self._split.of(0)[1:]:
             terms = self._terms
             spec = Spec(

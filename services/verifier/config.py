@@ -68,6 +68,38 @@ class VerifierServiceConfig(ComputingConfig):
             "that dies or hangs ends the verifier, which comes back with all of them",
         },
     )
+    group_hosts: int = field(
+        default=1,
+        metadata={"min": 1, "max": 64, "help": "hosts that share the ranks, as many on each; each runs a verifier"},
+    )
+    group_host: int = field(
+        default=0,
+        metadata={
+            "min": 0,
+            "max": 63,
+            "help": "which of them this one is. The first serves; the others run their ranks for it, and serve nobody",
+        },
+    )
+    group_listen: str | None = field(
+        default=None, metadata={"help": "host:port at which the first host of several lets the others in"}
+    )
+    group_leader: str | None = field(
+        default=None, metadata={"help": "host:port by which the others reach it; the first one takes no notice"}
+    )
+    group_address: str | None = field(
+        default=None,
+        metadata={
+            "help": "address of this host for the ranks of the others; empty: the one between it and the first host"
+        },
+    )
+    group_secret: str = field(
+        default="",
+        metadata={
+            "help": "what the hosts of a group prove to each other that they have, the same on all: 16 characters or "
+            "more",
+            "secret": True,
+        },
+    )
     max_sequences: int = field(default=32, metadata={"min": 1, "max": 65536, "help": "sequences in the running batch"})
     max_waiting: int = field(default=256, metadata={"min": 0, "max": 1 << 20, "help": "sequences behind it"})
     cache_pages: int | None = field(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import torch
 
 from hedgerow.engine.numa import bind, usable
+from hedgerow.engine.rank_door import Door, Split
 from hedgerow.engine.ranks import RankGroup
 from hedgerow.model.config import K2Config
 from hedgerow.model.interface import Target
@@ -15,6 +19,7 @@ from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.work import end_now
 from services.verifier.config import VerifierServiceConfig
+from services.verifier.group import split_of
 
 log = get_log(__name__)
 
@@ -24,21 +29,45 @@ def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target
     if config.device != "cpu":
         raise ConfigError(variable_of("device"), config.device, "must be cpu, where tensor_parallel is above 1")
     engine: RankEngine = "compiled" if config.engine == "compiled" else "torch"
-    check_room(config.model_path, K2Config.from_folder(config.model_path))  # all ranks are on this machine
-    threads = max(1, config.threads_used // config.tensor_parallel)
+    split = split_of(config)
+    check_room(config.model_path, K2Config.from_folder(config.model_path), here=split.each, ranks=split.ranks)
+    threads = max(1, config.threads_used // split.each)
     cores = usable()
-    bound = bind(0, config.tensor_parallel, cores)
+    bound = bind(0, split.each, cores)
     torch.set_num_threads(threads)
     group = RankGroup(
-        config.model_path, config.tensor_parallel, threads, on_lost=_lost, cores=cores, engine=engine,
-        feature_layers=layers,
+        config.model_path, split.ranks, threads, on_lost=_lost, cores=cores, engine=engine, feature_layers=layers,
+        hosts=split.hosts, door=_door(config, split), on_leaving=_left, address=config.group_address or "",
     )  # fmt: skip
     target = group.load()
     check_rows(target)
     log.info(
-        "all ranks are ready", ranks=config.tensor_parallel, threads=threads, law=target.kernel_law, bound=bool(bound)
+        "all ranks are ready",
+        ranks=split.ranks,
+        hosts=split.hosts,
+        threads=threads,
+        law=target.kernel_law,
+        bound=bool(bound),
     )
     return target
+
+
+def _door(config: VerifierServiceConfig, split: Split) -> Door | None:
+    if split.hosts == 1:
+        return None
+    assert config.group_listen is not None
+    try:
+        return Door(config.group_listen, config.group_secret.encode(), split)
+    except OSError as error:
+        why = f"cannot listen there: {error.strerror}"
+        raise ConfigError(variable_of("group_listen"), repr(config.group_listen), why) from None
+
+
+def _left(who: str) -> None:
+    """A host of the group is about to end: this process drains as if it had been told to itself, unless it was."""
+    log.info("a host of the group leaves; this process drains", who=who)
+    if callable(signal.getsignal(signal.SIGTERM)):
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _lost(why: str) -> None:

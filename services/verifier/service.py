@@ -30,10 +30,12 @@ from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.tls import peer_files
 from hedgerow.rpc.work import serve_while
+from services.verifier import member
 from services.verifier.agreement import Described, Target, Wanted, configured, reads
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.convert import description
 from services.verifier.defaults import read_defaults
+from services.verifier.group import split_of
 from services.verifier.hosted import load_hosted
 from services.verifier.loop import StepLoop
 from services.verifier.metrics import watch_acceptance, watch_device, watch_drafter, watch_engine
@@ -64,6 +66,10 @@ class Group(NamedTuple):
 
 async def run(config: VerifierServiceConfig) -> None:
     """Serves until SIGTERM. Raises what makes going on impossible: a checkpoint that cannot be used, a failed step."""
+    split = split_of(config)
+    if config.group_host:
+        await member.run(config, split)
+        return
     torch.set_num_threads(config.threads_used)
     attachments = Attachments(config.trace_steps)
     servicer = VerifierServicer(config.outgoing_messages, config.orphan_ms / 1000, attachments=attachments)
@@ -155,7 +161,8 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
         default_budget=min(config.default_budget, config.max_budget) if read.width else 0,
     )
     usual = limits.pages_for(model.config.max_position_embeddings)
-    limits = replace(limits, pages=cache_pages(model, config.cache_pages, usual, config.tensor_parallel))
+    here = split_of(config).each  # ranks of this host, each with all pages
+    limits = replace(limits, pages=cache_pages(model, config.cache_pages, usual, here))
     vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
     engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids), read)
     if isinstance(model, Prepares):  # so that no request waits for a compiler
