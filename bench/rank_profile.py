@@ -1,4 +1,8 @@
-"""Where a step's time goes: the kernels of one replay, by what they do in a layer."""
+"""Where a step's time goes: the kernels of one replay, by what they do in a layer.
+
+Kernels are launched while the one before ends, and wait for it: a kernel's time is what it adds, from the end of
+everything before it to its own end. So the classes' times sum up to the step's.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +35,10 @@ class Profile(NamedTuple):
     span: float  # us from the first launch's begin to the last one's end
     per_layer: float  # launches
 
-    @property
-    def busy(self) -> float:
-        return sum(us for _, us in self.classes.values())
-
     def as_dict(self) -> dict[str, Any]:
         classes = {name: {"launches": n, "us": round(us, 1)} for name, (n, us) in self.classes.items()}
         return {
-            "span_us": round(self.span, 1), "busy_us": round(self.busy, 1),
-            "launches_per_layer": round(self.per_layer, 2), "classes": classes,
+            "span_us": round(self.span, 1), "launches_per_layer": round(self.per_layer, 2), "classes": classes,
         }  # fmt: skip
 
     def describe(self, title: str) -> str:
@@ -47,8 +46,7 @@ class Profile(NamedTuple):
         lines = [
             f"  {us:9.1f} us {100 * us / self.span:5.1f} %  {n:5} x {us / n:7.2f}  {name}" for name, (n, us) in found
         ]
-        gaps = self.span - self.busy
-        head = f"profile {title}: {self.span:.0f} us, {self.per_layer:.1f} launches a layer, {gaps:.0f} us between them"
+        head = f"profile {title}: {self.span:.0f} us, {self.per_layer:.1f} launches a layer"
         return "\n".join([head, *lines])
 
 
@@ -73,6 +71,7 @@ def classified(events: Sequence[Event], layers: int) -> Profile:
     each layer, and what is before and behind them."""
     totals = defaultdict[str, list[float]](lambda: [0, 0.0])
     segment, norms, seen = "begin", 0, dict[str, int]()
+    done = events[0].start if events else 0.0
     for event in events:
         name = short(event.name)
         if NORM in name:
@@ -86,8 +85,9 @@ def classified(events: Sequence[Event], layers: int) -> Profile:
             label = known[place - 1] if place <= len(known) else f"{segment}: {name}"
         total = totals[label]
         total[0] += 1
-        total[1] += event.us
-    span = max(event.start + event.us for event in events) - events[0].start if events else 0.0
+        total[1] += max(0.0, event.start + event.us - done)
+        done = max(done, event.start + event.us)
+    span = done - events[0].start if events else 0.0
     inner = sum(int(n) for label, (n, _) in totals.items() if not label.startswith(("begin", "end", "lm_head")))
     return Profile({label: (int(n), us) for label, (n, us) in totals.items()}, span, inner / layers)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +21,7 @@ from kernels.sample import Law
 from kernels.tree_accept import WalkRows
 
 ROOT = Path(__file__).resolve().parents[1]
-TAPS = (1, 0)
+TAPS, PATIENCE = (1, 0), 100.0
 PARENTS = (-1, 0, 0, 1, 1, 3, 5, 2)
 LAWS = [Law(0.0, 0, 1.0, 0.0, 1, 0, 12), Law(0.9, 20, 0.95, 0.0, (1 << 63) - 5, 3, 12)]
 
@@ -53,23 +56,32 @@ def steps(model: Any, length: int = 70, repeats: int = 4) -> list[torch.Tensor]:
 
 def run(backend: str, folder: Path, count: int, direct: bool, aside: Path) -> list[list[torch.Tensor]]:
     """What each rank found. `direct`: over the ranks' own memory."""
-    outs = [aside / f"{rank}.pt" for rank in range(count)]
+    outs, logs = [aside / f"{rank}.pt" for rank in range(count)], [aside / f"{rank}.log" for rank in range(count)]
     module = [sys.executable, "-m", "tests.cuda_rank", backend, str(folder), str(aside / "meeting")]
     env = os.environ | ({} if direct else {"NCCL_P2P_DISABLE": "1"})
-    ranks = [
-        subprocess.Popen([*module, str(rank), str(count), str(int(direct)), str(out)], cwd=ROOT, env=env)
-        for rank, out in enumerate(outs)
-    ]
+    ranks = list[subprocess.Popen[bytes]]()
+    for rank, (out, log) in enumerate(zip(outs, logs, strict=True)):
+        told = [*module, str(rank), str(count), str(int(direct)), str(out)]
+        with log.open("wb") as said:
+            ranks.append(subprocess.Popen(told, cwd=ROOT, env=env, stdout=said, stderr=subprocess.STDOUT))
     try:
+        within = time.monotonic() + PATIENCE
+        while time.monotonic() < within and all(rank.poll() in (None, 0) for rank in ranks):
+            if all(rank.poll() == 0 for rank in ranks):
+                return [torch.load(out, weights_only=True) for out in outs]
+            time.sleep(0.05)
+        ended = [rank.poll() for rank in ranks]
         for rank in ranks:
-            assert rank.wait(timeout=100) == 0
+            rank.send_signal(signal.SIGABRT)  # whoever still runs tells where
+            rank.wait(10)
+        raise AssertionError(f"ranks ended with {ended}:\n" + "\n".join(log.read_text()[-3000:] for log in logs))
     finally:
         for rank in ranks:
             rank.kill()
-    return [torch.load(out, weights_only=True) for out in outs]
 
 
 def main() -> None:
+    faulthandler.enable()
     backend, folder, meeting, rank, count, direct, out = sys.argv[1:]
     given: Any = backend
     device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", int(rank))

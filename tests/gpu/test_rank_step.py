@@ -113,13 +113,15 @@ def test_an_overlap_leaves_fewer_distinct_experts() -> None:
 
 
 def test_a_profile_tells_products_apart_by_their_place() -> None:
+    """A launch's time is what it adds: the last one begins while the one before runs, and waits for it."""
     names = ["_row_layout", *["_add_rmsnorm", "_linear", "_linear", "_add_rmsnorm", "_linear"] * 2, "_add_rmsnorm"]
-    events = [Event(name, 2.0 * n, 1.5) for n, name in enumerate([*names, "_linear"])]
+    events = [Event(name, 2.0 * n, 2.0) for n, name in enumerate(names)]
+    events.append(Event("_linear", 2.0 * len(names) - 1.5, 4.0))
     found = classified(events, 2)
-    assert found.classes["q_a + kv_a"] == (2, 3.0)
-    assert found.classes["q_b"] == (2, 3.0)
-    assert found.classes["shared gate_up + router"] == (2, 3.0)
-    assert found.classes["lm_head"] == (1, 1.5)
-    assert found.classes["add + norm"] == (5, 7.5)
-    assert found.busy == pytest.approx(1.5 * len(events))
-    assert found.span == pytest.approx(2.0 * (len(events) - 1) + 1.5)
+    assert found.classes["q_a + kv_a"] == (2, 4.0)
+    assert found.classes["q_b"] == (2, 4.0)
+    assert found.classes["shared gate_up + router"] == (2, 4.0)
+    assert found.classes["lm_head"] == (1, 2.5)
+    assert found.classes["add + norm"] == (5, 10.0)
+    assert found.span == pytest.approx(2.0 * len(names) + 2.5)
+    assert sum(us for _, us in found.classes.values()) == pytest.approx(found.span)
