@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import shutil
+import statistics
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,13 +20,24 @@ import pytest
 from hedgerow.cli.ports import free_ports
 from hedgerow.client import AsyncClient, Retry
 from tests.polling import eventually
-from tests.system.cluster import Cluster
+from tests.store_commands import documented
+from tests.system.cluster import BASE, Cluster
+from tests.system.prometheus import Prometheus
 from tests.system.tools import ROOT, tool
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 FILE = ROOT / "deploy" / "docker" / "compose.yaml"
 SERVICES = ("redis", "kvstore", "drafter", "verifier", "gateway")
 SECRETS = {"HEDGEROW_TENANT_SECRET": "plantedTenantSecret", "HEDGEROW_REDIS_PASSWORD": "plantedRedisPassword"}
+# Where no registry of images is reached: the machine's own program, in an image that starts as the published one does.
+WATCHED = {
+    "jaeger": ("", "[]"),
+    "prometheus": (
+        "RUN mkdir /prometheus && chown 65534:65534 /prometheus",
+        '["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]',
+    ),
+}
+STARTS, START_SECONDS = 5, 3.0
 PATIENT = Retry(attempts=100, last_delay=1.0)
 
 
@@ -35,7 +51,9 @@ class Box:
         config = folder / "containers.conf"  # podman asks for a million files, which not every machine gives
         config.write_text('[containers]\ndefault_ulimits = ["nofile=4096:4096","nproc=4096:4096"]\n')
         self.env = {**os.environ, **SECRETS, "CONTAINERS_CONF": str(config), "COMPOSE_PROJECT_NAME": self.name}
-        self.env |= {"HEDGEROW_PORT": str(port)}
+        self.watched = dict(zip(WATCHED, free_ports(len(WATCHED)), strict=True))
+        ports = {f"HEDGEROW_{name.upper()}_PORT": str(each) for name, each in self.watched.items()}
+        self.env |= {"HEDGEROW_PORT": str(port), "HEDGEROW_OTLP_ENDPOINT": "jaeger:4317"} | ports
 
     def compose(self, *words: str, timeout: float = 300) -> str:
         """Its standard output. Raises AssertionError with all of it."""
@@ -54,6 +72,18 @@ class Box:
         return done.stdout
 
 
+def program(name: str, folder: Path) -> str:
+    """The name of an image with a program of this machine. Skips the test where there is none."""
+    prepared, words = WATCHED[name]
+    folder.mkdir()
+    shutil.copy(tool(name), folder / name)
+    lines = [f"FROM {BASE}", f"COPY --chmod=755 {name} /opt/{name}", prepared, "USER 65534:65534"]
+    (folder / "Dockerfile").write_text("\n".join([*lines, f'ENTRYPOINT ["/opt/{name}"]', f"CMD {words}", ""]))
+    image = f"localhost/hedgerow-test-{name}:test"
+    Cluster().run("build", "-q", "-f", str(folder / "Dockerfile"), "-t", image, str(folder), timeout=300)
+    return image
+
+
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     """It is up."""
@@ -66,12 +96,13 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     if not network["dns_enabled"]:
         pytest.skip("podman's dnsname is not installed: containers would not know each other's names")
     images = Cluster()
+    made.compose("--profile", "tools", "--profile", "observe", "config")
     made.env |= {"HEDGEROW_IMAGE": images.build("slim"), "HEDGEROW_ENGINE_IMAGE": images.build("cpu")}
     try:
         made.compose("up", "--detach", "--no-build", timeout=500)
         yield made
     finally:
-        made.compose("--profile", "tools", "down", "--volumes")
+        made.compose("--profile", "tools", "--profile", "observe", "down", "--volumes")
         assert not made.run("ps", "--all", "--quiet", "--filter", f"name={made.name}")
 
 
@@ -123,6 +154,64 @@ def test_no_secret_is_in_logs_or_arguments(box: Box, service: str) -> None:
     assert "services." in arguments or "valkey" in arguments
     shown = said() + arguments
     assert not [secret for secret in SECRETS.values() if secret in shown], shown
+
+
+def test_the_stores_operator_does_what_the_pages_say(box: Box) -> None:
+    for words in documented():
+        if not words.startswith("--"):
+            told = box.compose("exec", "-T", "redis", "hedgerow-store", *words.split())
+            assert "ERR" not in told, words
+
+
+async def test_the_profile_observe_watches_every_service(box: Box, tmp_path: Path) -> None:
+    """Grafana is not started here: its image is not to be had, and test_compose_watched.py reads its files."""
+    for name in WATCHED:
+        box.env[f"HEDGEROW_{name.upper()}_IMAGE"] = program(name, tmp_path / name)
+    box.compose("--profile", "observe", "up", "--detach", "--no-build", *WATCHED)
+    prometheus = Prometheus(box.watched["prometheus"])
+
+    def scraped() -> set[str]:
+        with contextlib.suppress(OSError, AssertionError):  # it is starting
+            return {each["metric"]["instance"] for each in prometheus.query('up{job="hedgerow"} == 1')}
+        return set()
+
+    def traced() -> set[str]:
+        url = f"http://127.0.0.1:{box.watched['jaeger']}/api/services"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+            return set(json.load(answer)["data"] or ())
+        return set()
+
+    everything = set(SERVICES) - {"redis"}
+    eventually(lambda: scraped() == {f"{name}:7413" for name in everything}, 60, "every service is scraped")
+    rules = prometheus.ask("/api/v1/rules")["groups"]
+    assert sum(len(group["rules"]) for group in rules) > 20
+    async with AsyncClient(box.address, retry=PATIENT) as client:
+        for turn in range(40):  # a drafter's spans are those of some steps
+            await client.generate("import os", max_tokens=200, seed=turn, ignore_eos=True).result()
+            if traced() >= {f"hedgerow-{name}" for name in everything - {"drafter"}}:
+                break
+    eventually(lambda: traced() >= {f"hedgerow-{name}" for name in everything - {"drafter"}}, 30, str(traced()))
+
+
+def test_a_gateway_starts_in_three_seconds(box: Box) -> None:
+    """In its image, with its peers there: from `podman start` to the line that says it serves. The median."""
+    taken, name = [], container(box, "gateway")
+    for _ in range(STARTS):
+        box.run("stop", name)
+        began = datetime.now(UTC)
+        box.run("start", name)
+
+        def served(began: datetime = began) -> datetime | None:
+            lines = box.run("logs", "--timestamps", "--since", began.isoformat(), name).splitlines()
+            times = [line.split()[0] for line in lines if " ready gateway " in line]
+            return datetime.fromisoformat(times[-1]) if times else None
+
+        eventually(lambda: served() is not None, 60, "the gateway serves")
+        at = served()
+        assert at is not None
+        taken.append((at - began).total_seconds())
+    print(f"a gateway serves after {sorted(taken)} s, median {statistics.median(taken):.2f} s")
+    assert statistics.median(taken) <= START_SECONDS, taken
 
 
 def test_every_container_ends_within_its_grace(box: Box) -> None:
