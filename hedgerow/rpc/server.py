@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import Any
 import grpc.aio
 
 from hedgerow.certificates import Watched
-from hedgerow.rpc import ending, reflection, tls, trace_export
+from hedgerow.rpc import ending, reflection, tls, trace_export, tracing
 from hedgerow.rpc.admin import SERVICE as ADMIN_SERVICE
 from hedgerow.rpc.admin import Admin
 from hedgerow.rpc.channel import MESSAGE_LIMIT, MIB
@@ -124,6 +125,7 @@ async def serve(
     inner = files if config.tls_admin else None
     port = _bind(public, "listen", config.listen, files, config)
     admin_port = _bind(admin, "admin_listen", config.admin_listen, inner, config)
+    tracing.served_at(socket.gethostname(), port)
     metrics = Exposition()
     await metrics.start(config.metrics_address, tls.http_context(inner, config.tls_client_certs))
     await public.start()

@@ -38,10 +38,9 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         inner: Any = handler.unary_unary
         method = str(handler_call_details.method).lstrip("/")
         parent, links = (caller, []) if self._owns else ("", [caller])
-        attributes = {"rpc.system.name": "grpc", "rpc.method": method}
 
         async def call(request: Any, context: Any) -> Any:
-            span = tracing.begin(method, parent, links, kind="server", attributes=attributes)
+            span = tracing.begin(method, parent, links, kind="server", attributes=tracing.of_call(method))
             if session := getattr(request, "session_id", ""):
                 span.set_attribute("hedgerow.session.id", session)
             failed: BaseException | None = None
@@ -53,7 +52,8 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             finally:
                 code = _code(context, failed)
                 fault = code if code in tracing.FAULTS else None
-                tracing.end(span, fault, {"rpc.response.status_code": code})
+                about: dict[str, tracing.Attribute] = {"rpc.response.status_code": code}
+                tracing.end(span, fault, about | {"error.type": code} if fault else about)
 
         return grpc.unary_unary_rpc_method_handler(call, handler.request_deserializer, handler.response_serializer)
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -26,8 +28,19 @@ KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": Spa
 FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 """gRPC codes that are a server's fault, as the conventions have it; the others are its client's."""
 
+_SERVER: dict[str, Attribute] = {}
 _TRACER = trace.get_tracer("hedgerow")  # a proxy: an SDK that is set up later is used from then on
 _FORMAT = TraceContextTextMapPropagator()
+
+
+def served_at(address: str, port: int) -> None:
+    """Where this process takes calls: its spans of them say so."""
+    _SERVER.update({"server.address": address, "server.port": port})
+
+
+def of_call(method: str) -> dict[str, Attribute]:
+    """Attributes of a span for a call that is served here; `method` as package.Service/Method."""
+    return {"rpc.system.name": "grpc", "rpc.method": method, **_SERVER}
 
 
 def begin(
@@ -45,8 +58,7 @@ def begin(
     `parent` is what caused it, with its tracestate `state`; `links` are what it has to do with besides. `start_ns` in
     Unix time.
     """
-    carrier = {"traceparent": parent, "tracestate": state} if state else {"traceparent": parent}
-    context = _FORMAT.extract(carrier) if parent else None
+    context = _context(parent, state) if parent else None
     return _TRACER.start_span(name, context, KINDS[kind], dict(attributes or {}), _links(links), start_ns)
 
 
@@ -127,7 +139,10 @@ def trace_id(traceparent: str) -> str:
 
 
 def _links(traceparents: Sequence[str]) -> list[trace.Link]:
-    contexts = [
-        trace.get_current_span(_FORMAT.extract({"traceparent": each})).get_span_context() for each in traceparents
-    ]
+    contexts = [trace.get_current_span(_context(each)).get_span_context() for each in traceparents]
     return [trace.Link(each) for each in contexts if each.is_valid]
+
+
+@lru_cache(1024)  # the spans of a request have few parents
+def _context(parent: str, state: str = "") -> Context:
+    return _FORMAT.extract({"traceparent": parent, "tracestate": state} if state else {"traceparent": parent})

@@ -14,7 +14,9 @@ from services.gateway.session import Session
 from services.gateway.types import Chat, Finish, Generation
 
 MOST_CONTENT = 1 << 16  # characters
+FINISHES = {finish.name.lower() for finish in Finish if finish}
 SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
+DOUBLES = ("temperature", "top_p", "top_k")  # as the conventions have them
 
 
 class Told:
@@ -51,13 +53,17 @@ class Told:
             "gen_ai.response.id": session.id,
             "gen_ai.response.model": record.model,
             "gen_ai.usage.input_tokens": len(record.prompt),
-            "gen_ai.request.seed": str(record.resolved.seed),  # of 63 bits; many tools have 53
             "hedgerow.session.id": session.id,
             "hedgerow.mode": record.mode.name.lower(),
         }
+        if (seed := record.resolved.seed) is not None:
+            about |= {
+                "gen_ai.request.seed": seed,
+                "hedgerow.seed": str(seed),
+            }  # of 63 bits; many tools read 53 of numbers
         for name in SAMPLING:
             if (value := getattr(record.resolved, name)) is not None:
-                about[f"gen_ai.request.{name}"] = value
+                about[f"gen_ai.request.{name}"] = float(value) if name in DOUBLES else value
         self._span.set_attributes(about)
 
     def text(self, text: str) -> None:
@@ -71,6 +77,7 @@ class Told:
         end = self._session.end if self._session is not None else None
         late = outcome == "deadline" or (end is not None and end.reason is Finish.DEADLINE)
         code, kind = _status(error, late=late)
+        finish = outcome if outcome in FINISHES or end is None else end.reason.name.lower()
         about: dict[str, tracing.Attribute] = {
             "rpc.response.status_code": code,
             "gen_ai.usage.output_tokens": tokens,
@@ -81,10 +88,11 @@ class Told:
         if tokens:
             about["gen_ai.response.time_to_first_chunk"] = round(first, 6)
         if end is not None:
-            about["gen_ai.response.finish_reasons"] = [end.reason.name.lower()]
+            about["gen_ai.response.finish_reasons"] = [finish]
         if self._text:
             parts = [{"type": "text", "content": "".join(self._text)[:MOST_CONTENT]}]
-            about["gen_ai.output.messages"] = json.dumps([{"role": "assistant", "parts": parts}], ensure_ascii=False)
+            said = {"role": "assistant", "parts": parts, "finish_reason": finish}
+            about["gen_ai.output.messages"] = json.dumps([said], ensure_ascii=False)
         if self._takes:
             self._span.set_attributes(about)
         if isinstance(error, Exception) or late:

@@ -54,7 +54,7 @@ class Spans(Watcher):
         """A call's root, and what goes on with its session. `ended` is to follow where it is recorded."""
         span = tracing.begin(
             method, trace.traceparent, state=trace.tracestate, kind="server", start_ns=self._clock(),
-            attributes={"rpc.system.name": "grpc", "rpc.method": method},
+            attributes=tracing.of_call(method),
         )  # fmt: skip
         below = Trace(tracing.traceparent(span) or trace.traceparent, trace.tracestate)
         if span.is_recording() and len(self._calls) < MOST_TREES:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hedgerow.cli.ports import free_ports
 from tests.polling import eventually
 from tests.system.tools import tool
@@ -196,10 +198,13 @@ def jaeger(folder: Path) -> Iterator[Jaeger]:
     with (folder / "jaeger.log").open("w") as said:
         process = subprocess.Popen([program, "--config", str(config)], stdout=said, stderr=subprocess.STDOUT)
     made = Jaeger(otlp, http)
+    hurry = pytest.MonkeyPatch()
+    hurry.setenv("OTEL_BSP_SCHEDULE_DELAY", "500")  # services that are started meanwhile inherit it
     try:
         eventually(lambda: _answers(made), 30, f"jaeger: {(folder / 'jaeger.log').read_text()[-500:]}")
         yield made
     finally:
+        hurry.undo()
         process.kill()
         process.wait()
 

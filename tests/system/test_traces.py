@@ -95,10 +95,11 @@ async def test_a_request_is_one_tree_from_its_caller_to_the_verifier(
     attributes(
         root, span__kind="server", rpc__system__name="grpc", rpc__method=GENERATE, rpc__response__status_code="OK",
         gen_ai__operation__name="text_completion", gen_ai__provider__name="hedgerow",
-        gen_ai__request__max_tokens=200, gen_ai__request__temperature=0.5, gen_ai__request__seed="7",
+        gen_ai__request__max_tokens=200, gen_ai__request__temperature=0.5, gen_ai__request__seed=7, hedgerow__seed="7",
         gen_ai__response__id=result.session_id, gen_ai__response__finish_reasons='["length"]',
         gen_ai__usage__output_tokens=200, hedgerow__outcome="length", hedgerow__attempts=1,
     )  # fmt: skip
+    assert root.tags["server.port"] == int(traced.address("gateway").rpartition(":")[2])
     assert root.tags["gen_ai.usage.input_tokens"] == len(await tokens_of(traced, PROMPT))
     assert 0 < root.tags["gen_ai.response.time_to_first_chunk"] < (root.end - root.begin) / 1e6
     attributes(attempt, hedgerow__epoch=1, hedgerow__attempt=1, hedgerow__session__id=result.session_id)
