@@ -18,6 +18,7 @@ import pytest
 
 from hedgerow.client import AsyncClient
 from tests.polling import eventually, soon
+from tests.store_commands import documented
 from tests.system.cluster import BASE, Cluster
 from tests.system.streams import Clients
 from tests.system.tools import ROOT, tool
@@ -120,6 +121,13 @@ async def test_the_guide_serves_and_restarts_keep_streams(machine: Machine) -> N
     assert (clients.errors, clients.wrong, len(clients.fingerprints)) == ([], 0, 1)
 
 
+def test_the_stores_operator_does_what_the_pages_say(machine: Machine) -> None:
+    for words in documented():
+        if not words.startswith("--"):
+            assert "ERR" not in machine.shell(f"hedgerow-store {words}"), words
+    assert machine.shell("stat -c %a /etc/redis/hedgerow.operator").strip() == "600"
+
+
 def test_a_second_sigterm_ends_a_unit_at_once_and_it_is_started_again(machine: Machine) -> None:
     before = machine.shell("systemctl show -P MainPID hedgerow-gateway@1").strip()
     machine.shell("systemctl kill hedgerow-gateway@1; systemctl kill hedgerow-gateway@1 || true")
@@ -146,8 +154,8 @@ async def test_a_machine_that_boots_again_serves(machine: Machine) -> None:
 
 
 def test_no_secret_is_in_the_journal_or_in_arguments(machine: Machine) -> None:
-    secrets = re.findall(r"[0-9a-f]{64}", machine.shell("cat /etc/hedgerow/*.secret.env"))
-    assert len(secrets) == 2
+    secrets = re.findall(r"[0-9a-f]{64}", machine.shell("cat /etc/hedgerow/*.secret.env /etc/redis/hedgerow.operator"))
+    assert len(secrets) == 3
     shown = machine.shell("journalctl --no-pager -u 'hedgerow-*'; cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
     assert "hedgerow" in shown
     assert not [secret for secret in secrets if secret in shown]
