@@ -48,7 +48,7 @@ class Spec(NamedTuple):
     backend: str
     parent: int  # process id
     cores: list[int]  # usable by the ranks of its host
-    engine: str  # "torch" or "compiled"
+    engine: str  # "torch", "compiled" or "cuda"
     feature_layers: list[int]
     tell_hash: bool  # of the checkpoint: where this is the first rank that reads its host's
 
@@ -141,12 +141,16 @@ def serve(spec: Spec, say: Callable[[str], None]) -> None:
     from hedgerow.model.loader import checkpoint_hash
     from hedgerow.model.ranked import load_rank
     from kernels.collectives import connect
+    from kernels.sample import Law
+    from kernels.tree_accept import WalkRows
 
     torch.set_num_threads(spec.threads)
+    if spec.engine == "cuda":
+        torch.cuda.set_device(spec.place[0])
     backend: Any = spec.backend
     peers = connect(backend, Asked(say), spec.rank, spec.ranks, spec.patience, address=spec.address)
     engine: Any = spec.engine
-    model: Any = load_rank(engine, Path(spec.folder), spec.feature_layers, spec.threads, peers)
+    model: Any = load_rank(engine, Path(spec.folder), spec.feature_layers, spec.threads, peers, spec.place[0])
     read = checkpoint_hash(Path(spec.folder)) if spec.tell_hash else ""
     say(f"ready {json.dumps([model.kernel_law, read])}")
     caches: dict[int, Any] = {}
@@ -156,6 +160,11 @@ def serve(spec: Spec, say: Callable[[str], None]) -> None:
             caches[number] = model.new_cache(*rest)
         elif kind == "forward":
             model.forward([SequenceRows(*rows) for rows in rest[0]], caches[number])
+        elif kind == "verify":
+            trees = [WalkRows(first, parents, tokens, Law(*law)) for first, parents, tokens, law in rest[1]]
+            model.verify([SequenceRows(*rows) for rows in rest[0]], caches[number], trees)
+        elif kind == "prepare":
+            model.prepare(*rest)
         elif kind == "copy":
             caches[number].copy(*rest)
         else:

@@ -18,35 +18,30 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Sequence, Set
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NoReturn
-
-import torch
 
 from hedgerow.engine.rank_board import Board
 from hedgerow.engine.rank_channels import Channel, LocalRank, RemoteRank
 from hedgerow.engine.rank_door import Door, Split
 from hedgerow.engine.rank_host import Terms
 from hedgerow.engine.rank_process import BEAT, Spec, pack
+from hedgerow.engine.rank_target import CudaGroupTarget, GroupTarget
 from hedgerow.engine.rank_wire import WireError
 from hedgerow.errors import Unavailable
-from hedgerow.model.batch import ForwardOutput, SequenceRows
-from hedgerow.model.cache import LatentCache
-from hedgerow.model.compiled import CompiledCache, CompiledK2
 from hedgerow.model.config import K2Config
-from hedgerow.model.k2 import K2Model, check_ranks
+from hedgerow.model.k2 import check_ranks
 from hedgerow.model.loader import Checkpoint
-from hedgerow.model.ranked import RankEngine, load_rank
+from hedgerow.model.ranked import RankEngine, backend_of, load_rank
 from hedgerow.model.tensors import Share
 from kernels.collectives import PeerRanks, connect
-from kernels.tree_accept import Walked, WalkRows
 
 log = logging.getLogger(__name__)
 SILENCE = 6.0  # seconds without a sign of life, once a rank is ready: it hangs
 LOADING_SILENCE = 120.0  # before that: imports hold the interpreter for a while, on a cold disk for long
 PATIENCE = 8.0  # seconds of one collective: a rank that lives and does not come
+STEP = 30.0  # seconds of a step on GPUs, which wait there without a bound; it may compile a kernel
 OnLost = Callable[[str], None]
 
 
@@ -83,9 +78,10 @@ class RankGroup:
         self._threads, self._board = threads, Board(self._check, self._write)
         self._ranks: dict[int, Channel] = {}
         self._engine, self._cores = engine, sorted(cores)
-        self._terms = Terms(patience, "gloo", engine, list(feature_layers))
+        self._terms = Terms(patience, backend_of(engine), engine, list(feature_layers))
         self._given, self._address = address, "127.0.0.1" if door is None else ""
         self._ready: dict[int, tuple[str, str]] = {}  # law and checkpoint of each other rank
+        self._begun: float | None = None  # when what must not last for ever began
         self._changed, self._losing, self._ending = threading.Condition(), threading.RLock(), False
         # One thread starts and watches: Linux ends a child when the thread that started it does.
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -100,7 +96,7 @@ class RankGroup:
         except BaseException:
             self.close()
             raise
-        return GroupTarget(model, self)
+        return CudaGroupTarget(model, self) if self._engine == "cuda" else GroupTarget(model, self)
 
     @property
     def pids(self) -> list[int]:
@@ -113,6 +109,15 @@ class RankGroup:
         data = pack(message)
         for rank in self._ranks.values():
             self._write(rank, data)
+
+    @contextlib.contextmanager
+    def bounded(self) -> Iterator[None]:
+        """What is done in it may take STEP seconds; then the group is lost, whoever it waits for."""
+        self._begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._begun = None
 
     def lose(self, why: str) -> NoReturn:
         """Takes the group down. Raises Unavailable once `on_lost` has returned, whoever called it.
@@ -220,6 +225,8 @@ class RankGroup:
         for number, last in heard.items():
             if now - last > (SILENCE if number in self._ready else LOADING_SILENCE):
                 self.lose(f"{self._ranks[number].name} hangs: no sign of life for {now - last:.0f} s")
+        if (begun := self._begun) is not None and now - begun > STEP:
+            self.lose(f"a step is not over after {now - begun:.0f} s")
         for rank in self._ranks.values():
             try:
                 rank.beat()
@@ -251,53 +258,3 @@ class RankGroup:
             with self._changed:
                 self._ready[number] = (law, checkpoint)
                 self._changed.notify_all()
-
-
-class GroupCache:
-    """Rank 0's cache, and the number under which every other rank has its own."""
-
-    def __init__(self, own: LatentCache | CompiledCache, number: int, group: RankGroup) -> None:
-        self.own, self.number, self._group = own, number, group
-        self.page_size, self.pages = own.page_size, own.pages
-
-    def copy(self, src_slots: Sequence[int], dst_slots: Sequence[int]) -> None:
-        self._group.tell("copy", self.number, list(src_slots), list(dst_slots))
-        self.own.copy(src_slots, dst_slots)
-
-
-class GroupTarget:
-    """The group as a Target: what rank 0 computes, every rank does."""
-
-    def __init__(self, model: K2Model | CompiledK2, group: RankGroup) -> None:
-        self.model, self.group = model, group
-        self.config: K2Config = model.config
-        self.checkpoint_hash, self.kernel_law, self.architecture = (
-            model.checkpoint_hash, model.kernel_law, model.architecture,
-        )  # fmt: skip
-        self.feature_layers, self.feature_width = model.feature_layers, model.feature_width
-        self.shards, self._caches = model.shards, 0
-
-    def new_cache(self, pages: int) -> GroupCache:
-        self._caches += 1
-        self.group.tell("cache", self._caches, pages)
-        return GroupCache(self.model.new_cache(pages), self._caches, self.group)
-
-    def forward(self, rows: Sequence[SequenceRows], cache: GroupCache) -> ForwardOutput:
-        self.group.tell("forward", cache.number, [plain(part) for part in rows])
-        try:
-            own: Any = cache.own  # made by this model
-            return self.model.forward(rows, own)
-        except RuntimeError as error:  # of a collective, or of torch: the ranks are no longer at one point
-            self.group.lose(f"a collective failed: {str(error).splitlines()[0]}")
-
-    def walk(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
-        return self.model.walk(logits, trees)
-
-    def experts(self) -> float | None:
-        return self.model.experts()  # every rank routes all rows
-
-
-def plain(rows: SequenceRows) -> tuple[Any, ...]:
-    """The arguments of an equal SequenceRows, as numbers and lists."""
-    values = (getattr(rows, field.name) for field in fields(SequenceRows))
-    return tuple(value if isinstance(value, int) else list(value) for value in values)

@@ -28,13 +28,15 @@ def check_room(
 ) -> None:
     """Raises CheckpointError where not even the weights fit: on a CPU in float32, on a device as it has them.
 
-    `compiled`: the compiled engine's weights are beside the reference's. `here` of all `ranks` are on this machine.
+    `compiled`: the compiled engine's weights are beside the reference's. `here` of all `ranks` are on this machine; a
+    device has one of them.
     """
     if device is None:
         needed = here * (cpu_bytes(c, ranks) + compiled * weights(c, ranks))
         found, where = free_memory(), "memory"
     else:
-        needed, found, where = device_bytes(c), int(torch.cuda.mem_get_info(device)[0]), f"memory on {device}"
+        found, where = int(torch.cuda.mem_get_info(device)[0]), f"memory on {device}"
+        needed = device_bytes(c, ranks)
     if found is not None and needed > found:
         raise CheckpointError(
             folder, "", f"{needed / 1e9:.1f} GB of free {where}, for the weights alone", f"{found / 1e9:.1f} GB"
@@ -47,10 +49,12 @@ def cpu_bytes(c: K2Config, ranks: int = 1) -> int:
     return 4 * sum(parameters(wanted, "I32" if wanted.dtypes == ("I32",) else "") for wanted in parts)
 
 
-def device_bytes(c: K2Config) -> int:
-    """A GPU keeps the stored types; dense matrices of FP8, which are no experts', become bfloat16."""
+def device_bytes(c: K2Config, ranks: int = 1) -> int:
+    """A rank's on a GPU, which keeps the stored types; dense matrices of FP8, which are no experts', become bfloat16,
+    and every rank has all of the embedding."""
     dense = (w for w in tensors(c) if w.dtypes[0] == FP8 and ".experts." not in w.name)
-    return weights(c, 1) + sum(math.prod(wanted.shape) for wanted in dense)
+    others = 2 * c.vocab_size * c.hidden_size * (ranks - 1) // ranks
+    return weights(c, ranks) + sum(math.prod(wanted.part(ranks)) for wanted in dense) + others
 
 
 def page_bytes(c: K2Config, architecture: str) -> int:

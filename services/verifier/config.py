@@ -64,8 +64,8 @@ class VerifierServiceConfig(ComputingConfig):
         metadata={
             "min": 1,
             "max": 64,
-            "help": "ranks that share the model, a process each; above 1 on a CPU, where engine auto is torch. A rank "
-            "that dies or hangs ends the verifier, which comes back with all of them",
+            "help": "ranks that share the model, a process each; where device is cuda, a GPU each, else engine auto is "
+            "torch above 1. A rank that dies or hangs ends the verifier, which comes back with all of them",
         },
     )
     group_hosts: int = field(

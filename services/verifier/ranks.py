@@ -11,6 +11,7 @@ from hedgerow.engine.numa import bind, usable
 from hedgerow.engine.rank_door import Door, Split
 from hedgerow.engine.ranks import RankGroup
 from hedgerow.model.config import K2Config
+from hedgerow.model.devices import cuda_device
 from hedgerow.model.interface import Target
 from hedgerow.model.ranked import RankEngine
 from hedgerow.model.room import check_room
@@ -26,11 +27,9 @@ log = get_log(__name__)
 
 def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target:
     """The model of `tensor_parallel` ranks, of which this process is the first. Raises HedgerowError."""
-    if config.device != "cpu":
-        raise ConfigError(variable_of("device"), config.device, "must be cpu, where tensor_parallel is above 1")
-    engine: RankEngine = "compiled" if config.engine == "compiled" else "torch"
     split = split_of(config)
-    check_room(config.model_path, K2Config.from_folder(config.model_path), here=split.each, ranks=split.ranks)
+    engine, device = _engine(config, split)
+    check_room(config.model_path, K2Config.from_folder(config.model_path), device, here=split.each, ranks=split.ranks)
     threads = max(1, config.threads_used // split.each)
     cores = usable()
     bound = bind(0, split.each, cores)
@@ -50,6 +49,21 @@ def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target
         bound=bool(bound),
     )
     return target
+
+
+def _engine(config: VerifierServiceConfig, split: Split) -> tuple[RankEngine, torch.device | None]:
+    """What computes every rank, and the device of the first. Raises ConfigError, InvalidRequest."""
+    if config.device == "cpu":
+        return ("compiled" if config.engine == "compiled" else "torch"), None
+    if config.engine != "auto":
+        raise ConfigError(variable_of("engine"), config.engine, "must be auto where device is cuda: it has one engine")
+    if split.hosts > 1:
+        raise ConfigError(variable_of("group_hosts"), str(split.hosts), "must be 1 where device is cuda")
+    device, there = cuda_device(), torch.cuda.device_count()
+    if there < split.each:
+        limit = f"at most {there}, the CUDA devices of this host: each rank takes one"
+        raise ConfigError(variable_of("tensor_parallel"), str(split.each), limit)
+    return "cuda", device
 
 
 def _door(config: VerifierServiceConfig, split: Split) -> Door | None:

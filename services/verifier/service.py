@@ -161,7 +161,7 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
         default_budget=min(config.default_budget, config.max_budget) if read.width else 0,
     )
     usual = limits.pages_for(model.config.max_position_embeddings)
-    here = split_of(config).each  # ranks of this host, each with all pages
+    here = 1 if config.device == "cuda" else split_of(config).each  # ranks that share a memory, each with all pages
     limits = replace(limits, pages=cache_pages(model, config.cache_pages, usual, here))
     vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
     engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids), read)

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from hedgerow.engine.rank_door import Door, Split
-from hedgerow.engine.ranks import GroupTarget, RankGroup
+from hedgerow.engine.rank_target import GroupTarget
+from hedgerow.engine.ranks import RankGroup
 from hedgerow.errors import Unavailable
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.ranked import RankEngine

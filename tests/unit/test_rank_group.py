@@ -16,7 +16,8 @@ import torch
 
 from bench.drive import Job, drive_now
 from hedgerow.engine.config import EngineConfig
-from hedgerow.engine.ranks import GroupTarget, RankGroup
+from hedgerow.engine.rank_target import GroupTarget
+from hedgerow.engine.ranks import RankGroup
 from hedgerow.engine.step import Drafter, NoDrafter
 from hedgerow.engine.types import Sampling
 from hedgerow.engine.verifier import VerifierEngine
@@ -250,3 +251,16 @@ def test_a_rank_that_cannot_load_is_told_of(folder: Path, tmp_path: Path) -> Non
     with pytest.raises(HedgerowError, match=r"config\.json"):
         made.load()
     assert not any(map(alive, made.pids))
+
+
+def test_a_step_on_devices_that_does_not_end_loses_the_group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else bounds what waits for a rank on a GPU: that rank may live and answer, and never come."""
+    monkeypatch.setattr("hedgerow.engine.ranks.STEP", 1.0)
+    with group(folder) as (target, lost):
+        with target.group.bounded():
+            pass
+        with target.group.bounded():
+            eventually(lambda: bool(lost), 10)
+        assert "a step is not over after" in lost[0]
+        with pytest.raises(Unavailable, match="a step is not over"):
+            target.new_cache(1)

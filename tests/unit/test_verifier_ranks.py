@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from hedgerow.errors import InvalidRequest
 from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.interface import shards
 from hedgerow.model.k2 import K2Model
@@ -19,10 +21,24 @@ from services.verifier.ranks import load_ranks
 from tests.tiny import TinyTarget, write_target
 
 
-def test_a_gpu_is_refused_by_name(tmp_path: Path) -> None:
+def test_ranks_on_gpus_that_are_not_there_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a file is opened. The devices here are pretended; ranks on two are tests/gpu/test_cuda_ranks.py's."""
     given = {"listen": "127.0.0.1:0", "model_path": tmp_path, "model_name": "m", "tensor_parallel": 2, "device": "cuda"}
-    with pytest.raises(ConfigError, match=r"HEDGEROW_DEVICE.*cuda.*cpu"):
-        load_ranks(VerifierServiceConfig(**given), ())  # type: ignore[arg-type]
+
+    def load(**more: object) -> None:
+        load_ranks(VerifierServiceConfig(**(given | more)), ())  # type: ignore[arg-type]
+
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidRequest, match=r"device.*cuda.*needs"):
+            load()
+    monkeypatch.setattr("services.verifier.ranks.cuda_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"HEDGEROW_TENSOR_PARALLEL.*2.*at most 1, the CUDA devices"):
+        load()
+    with pytest.raises(ConfigError, match=r"HEDGEROW_ENGINE.*compiled.*auto"):
+        load(engine="compiled")
+    with pytest.raises(ConfigError, match=r"HEDGEROW_GROUP_HOSTS.*2.*must be 1 where device is cuda"):
+        load(group_hosts=2, group_listen="127.0.0.1:0", group_secret="0123456789abcdef")
 
 
 def test_a_model_that_does_not_fit_is_refused_before_a_rank_is_started(

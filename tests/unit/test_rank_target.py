@@ -1,0 +1,78 @@
+"""What a group's target tells the other ranks. True groups: test_rank_group.py, and on GPUs tests/gpu."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+import torch
+
+from hedgerow.engine.rank_process import pack, unpack
+from hedgerow.engine.rank_target import CudaGroupTarget, GroupCache, GroupTarget
+from hedgerow.errors import Unavailable
+from hedgerow.model.batch import SequenceRows
+from hedgerow.model.interface import Prepares, Verified, WholeSteps
+from kernels.sample import Law
+from kernels.tree_accept import WalkRows
+
+
+class Calls:
+    """A rank's model on a device, and the group that it is told to: what was asked of each, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+        self.config = self.checkpoint_hash = self.kernel_law = self.architecture = None
+        self.feature_layers, self.feature_width, self.shards, self.waited = (), 0, 2, 1.5
+        self.inside, self.fails = 0, False
+
+    def tell(self, *message: object) -> None:
+        assert unpack(io.BytesIO(pack(message))) == message
+        self.told.append(message)
+
+    def lose(self, why: str) -> NoReturn:
+        raise Unavailable("the rank group", why)
+
+    @contextmanager
+    def bounded(self) -> Iterator[None]:
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+    def verify(self, rows: object, cache: object, trees: object) -> Verified:
+        assert self.inside == 1, "nothing bounds the step"
+        if self.fails:
+            raise RuntimeError("CUDA error: an illegal access\nmore of it")
+        self.told.append(("here", rows, cache, trees))
+        return Verified([], torch.empty(0))
+
+    def prepare(self, *sizes: int) -> None:
+        assert self.inside == 0, "a compiler may take longer than a step"
+        self.told.append(("prepared", *sizes))
+
+
+def test_ranks_on_devices_are_told_whole_steps() -> None:
+    calls = Calls()
+    target = CudaGroupTarget(calls, calls)
+    assert isinstance(target, WholeSteps)
+    assert isinstance(target, Prepares)
+    assert not isinstance(GroupTarget(calls, calls), WholeSteps), "ranks on CPUs have no such pass"
+    cache = GroupCache(SimpleNamespace(page_size=64, pages=3), 7, calls)
+    law = Law(0.9, 20, 0.95, 0.0, (1 << 64) - 5, 3, 12)
+    rows, trees = [SequenceRows(5, (1, 2), [9, 8], (-1, 0), range(2), limit=80)], [WalkRows(0, (-1, 0), [9, 8], law)]
+    target.verify(rows, cache, trees)
+    target.prepare(8, 9, 256)
+    (kind, number, told, laws), here, *prepared = calls.told
+    assert (kind, number) == ("verify", 7)
+    assert [SequenceRows(*part) for part in told] == [SequenceRows(5, [1, 2], [9, 8], [-1, 0], [0, 1], limit=80)]  # type: ignore[attr-defined]
+    assert [WalkRows(*tree[:3], Law(*tree[3])) for tree in laws] == [WalkRows(0, [-1, 0], [9, 8], law)]  # type: ignore[attr-defined]
+    assert here == ("here", rows, cache.own, trees)
+    assert prepared == [("prepare", 0, 8, 9, 256), ("prepared", 8, 9, 256)]
+    calls.fails = True
+    with pytest.raises(Unavailable, match=r"a collective failed: CUDA error: an illegal access$"):
+        target.verify(rows, cache, trees)
