@@ -2,17 +2,19 @@
 
 import os
 
-from hedgerow.model.blas import pin_blas
 from hedgerow.rpc import ending
-from hedgerow.rpc.config import from_env_or_exit
-from hedgerow.rpc.logs import set_up_logging
-from hedgerow.rpc.work import run_service
-from services.verifier.config import VerifierServiceConfig
 
 
 def main() -> None:
-    """Fixes what torch reads from the environment when it loads, and only then loads it."""
+    """A signal ends it from here on, so everything else is imported after that. What torch reads from the environment
+    when it loads is fixed before it is loaded."""
     ending.from_the_start()
+    from hedgerow.model.blas import pin_blas
+    from hedgerow.rpc.config import from_env_or_exit
+    from hedgerow.rpc.logs import set_up_logging
+    from hedgerow.rpc.work import run_service
+    from services.verifier.config import VerifierServiceConfig
+
     config = from_env_or_exit(VerifierServiceConfig, os.environ)
     set_up_logging("verifier", config.log_level, config.log_format)
     pin_blas(os.environ)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("hedgerow", "services")
 DRIVEN = (
     *(f"services.gateway.{name}" for name in (
-        "__main__", "creating", "endings", "following", "gateway", "leases", "orphans", "outbox", "peers", "repairs",
+        "creating", "endings", "following", "gateway", "leases", "orphans", "outbox", "peers", "repairs", "service",
         "resuming", "servicer", "session", "store_peer", "stream", "table", "takeover", "verifiers",
     )),
     *(f"services.kvstore.{name}" for name in ("index", "owners", "scripts", "service", "servicer", "store", "tail")),

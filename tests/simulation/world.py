@@ -17,7 +17,7 @@ import redis.asyncio
 from hedgerow.engine.config import EngineConfig
 from hedgerow.rpc.ending import calls_until
 from hedgerow.rpc.interceptors import guarded
-from services.gateway import __main__ as gateway_main
+from services.gateway import service as gateway_main
 from services.gateway.chat import KimiTemplate
 from services.gateway.config import GatewayConfig
 from services.gateway.gateway import Gateway

@@ -12,9 +12,9 @@ from hedgerow.errors import Unavailable
 from hedgerow.rpc.config import ConfigError, from_env
 from hedgerow.v1 import kvstore_pb2 as kv
 from hedgerow.v1.kvstore_pb2_grpc import KvStoreServiceServicer, add_KvStoreServiceServicer_to_server
-from services.gateway.__main__ import open_store
 from services.gateway.config import GatewayConfig
 from services.gateway.following import Times
+from services.gateway.service import open_store
 from services.gateway.store_calls import ANSWER
 from services.gateway.store_peer import StorePeer
 from services.gateway.upkeep import QUIET, STALLED
