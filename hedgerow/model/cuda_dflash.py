@@ -24,7 +24,7 @@ from hedgerow.model.cuda_draft_state import (
     fill_blocks,
     fill_features,
 )
-from hedgerow.model.cuda_draft_step import LONG, DraftFields, DraftRoom, DraftShape, DraftStep, split_draft
+from hedgerow.model.cuda_draft_step import DraftFields, DraftRoom, DraftShape, DraftStep, split_draft
 from hedgerow.model.cuda_draft_weights import DraftWeights
 from hedgerow.model.cuda_graph import Device, Kept, Recorded, inference, prepare_all
 from hedgerow.model.cuda_plan import SEQUENCES, Ints, at_least
@@ -165,8 +165,7 @@ class CudaDFlash:
         """A pass of these, filled."""
         self._flush(states, MOST_FEATURES)
         rows = self._gather(states)
-        long = any(state.end - state.start >= LONG for state in states)
-        step = self._pass(self._shape(rows, len(states), nodes, long))
+        step = self._pass(self._shape(rows, len(states), nodes))
         fill_features(step.asked, states, rows)
         fill_blocks(step.asked, states, anchors, positions)
         return step
@@ -200,10 +199,7 @@ class CudaDFlash:
             sizes = [size for size in SEQUENCES if size < sequences] + [at_least(sequences, SEQUENCES)]
             nodes = [n for n in NODES if n < each] + [at_least(min(each, NODES[-1]), NODES)]
             shapes = [self._shape([rows], 0, 0) for rows in FEATURES]
-            far = (False, True) if self.positions > LONG else (False,)
-            shapes += [
-                self._shape([rows], q, n, long) for n in nodes for q in sizes for rows in (0, *FEATURES) for long in far
-            ]
+            shapes += [self._shape([rows], q, n) for n in nodes for q in sizes for rows in (0, *FEATURES)]
             self._pass(shapes[-1])  # makes room
             prepare_all("a draft", shapes, lambda shape: self._pass(shape).launch, self.device)
 
@@ -244,7 +240,7 @@ class CudaDFlash:
             np.concatenate(parts, out=self._given.numpy()[: MOST_FEATURES - room])
         return taken
 
-    def _shape(self, rows: Sequence[int], sequences: int, nodes: int, long: bool = False) -> DraftShape:
+    def _shape(self, rows: Sequence[int], sequences: int, nodes: int) -> DraftShape:
         features = sum(rows)
         return DraftShape(
             at_least(features, FEATURES) if features else 0,
@@ -252,7 +248,6 @@ class CudaDFlash:
             self.config.block_size,
             self._most_pages,
             nodes,
-            long,
         )
 
     def _pool(self) -> torch.Tensor:

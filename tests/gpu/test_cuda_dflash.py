@@ -13,7 +13,6 @@ pytest.importorskip("triton")
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.cuda_dflash import FLUSH_FROM, CudaDFlash
-from hedgerow.model.cuda_draft_step import LONG
 from hedgerow.model.dflash import DFlashModel
 from hedgerow.model.projection import FeatureProjection
 from kernels.gpu.block_attention import block_attention
@@ -71,7 +70,7 @@ def test_drafts_are_what_pytorch_computes(pair: Pair) -> None:
     assert float((drafts[0][1][0] - drafts[0][0][0]).abs().max()) < 1e-4, "a draft depends on the batch"
 
 
-def test_long_contexts_are_read_in_splits(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_contexts_may_be_long_they_are_read_in_splits(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the other attention in the layers that see all of it, and with the same drafts but for rounding."""
     calls = list[int | None]()
 
@@ -80,15 +79,17 @@ def test_long_contexts_are_read_in_splits(pair: Pair, monkeypatch: pytest.Monkey
         block_attention(*given)
 
     monkeypatch.setattr("hedgerow.model.cuda_draft_step.block_attention", noted)
-    length, made = 9 if INTERPRETED else LONG + 70, []
-    for least in (length + 1, length):
-        monkeypatch.setattr("hedgerow.model.cuda_dflash.LONG", least)
+    length, made, most = 9 if INTERPRETED else 1500, [], pair.model.positions
+    for least in (most, most - 1):
+        monkeypatch.setattr("hedgerow.model.cuda_draft_step.LONG", least)
+        pair.model._passes.clear()
         states = [pair.model.new_state() for _ in range(2)]
         for state, rows in zip(states, (length, 3), strict=True):
             pair.model.append(state, features(pair, rows), 0)
         before = len(calls)
         made.append(pair.model.draft(states, [5, 6], [length, 4]).cpu().clone())
-        assert (len(calls) > before) is (least == length)
+        assert (len(calls) > before) is (least < most)
+    pair.model._passes.clear()
     assert set(calls) == {None}, "a layer with a window reads little"
     error = float((made[1] - made[0]).square().mean().sqrt() / made[0].std())
     assert error < (1e-5 if INTERPRETED else 0.02)
