@@ -4,7 +4,8 @@ Each cell twice: with the split width and form that a session of that length get
 and tree), and with the best ones that were found for it (`kernel best`). FlashMLA (sgl-flash-mla, if it is installed)
 is causal: it has no tree, so it does less; `peer FlashMLA + tail` is the same for the prefix alone, and then the tree's
 rows and the merge (bench/peer_tree.py). Its scheduling call, once a step, is outside. `portable`: the form for cards
-without Hopper's matrix unit, where it can be compared.
+without Hopper's matrix unit, where it can be compared. `without the law`: our own loops free of what equal bits ask
+(bench/fast_tree.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cache
 
 import torch
 
+from bench.fast_tree import cut_of, fast_tree
 from bench.kernel_cells import Call, Cell, Work
 from bench.peer_tree import tail_merge
 from bench.tree_baseline import per_head
@@ -55,6 +57,11 @@ def pool() -> torch.Tensor:
 @cache
 def workspace(rows: int, splits: int) -> Workspace:
     return Workspace(rows, HEADS, LATENT, splits)
+
+
+@cache
+def floats(count: int) -> torch.Tensor:
+    return torch.empty(count, device="cuda")
 
 
 def masks(batch: int, rows: int) -> torch.Tensor:
@@ -105,6 +112,30 @@ def tree_cell(
     need = work(batch, length, rows)
     cell = Cell("mla_tree_attention", shape(batch, length, rows), need, make, need.read, name)
     return cell._replace(limit=bar) if batch == 1 else cell._replace(times=bar)
+
+
+def fast_cell(batch: int, length: int, rows: int) -> Cell:
+    """What the cell takes where bits may depend on the batch."""
+    pages, cut = -(-(length + rows) // 64), cut_of(batch, rows, length)
+
+    def make() -> Call:
+        table = torch.randperm(POOL, device="cuda")[: batch * pages].to(torch.int32).view(batch, pages)
+        q = torch.randn(batch * rows, HEADS, WIDTH, device="cuda").bfloat16() / math.sqrt(192)
+        lens = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+        starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * rows
+        trees, out = masks(batch, rows), torch.empty(batch * rows, HEADS, LATENT, dtype=torch.bfloat16, device="cuda")
+        space = floats(cut.splits * batch * rows * HEADS * (LATENT + 2))
+
+        def run() -> None:
+            fast_tree(q, pool(), table, lens, trees, out, space, cut)
+
+        def check() -> None:
+            close(out, tree_attention_reference(q, pool(), table, lens, starts, trees, LATENT))
+
+        return Call(run, [out], check)
+
+    need = work(batch, length, rows)
+    return Cell("mla_tree_attention", shape(batch, length, rows), need, make, need.read, "without the law")
 
 
 def peer_cell(batch: int, length: int, rows: int) -> Cell:
@@ -229,6 +260,7 @@ def cells() -> Iterator[Cell]:
             yield tree_cell(batch, length, rows, width, form, f"kernel best S={width}", bar)
         if (batch, length, rows) in PORTABLE:
             yield tree_cell(batch, length, rows, fixed, Plan(16, 0, 264, 64 if batch == 1 else LATENT), "portable")
+        yield fast_cell(batch, length, rows)
         yield peer_cell(batch, length, rows)
         yield peer_tree_cell(batch, length, rows)
         if (batch, length, rows) == (1, 32768, 32):
