@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -23,11 +23,23 @@ class Reads(Protocol):
         ...
 
 
+@runtime_checkable
+class OfFeatures(Protocol):
+    """Reads that are the target's features, or made of them."""
+
+    def of(self, features: torch.Tensor) -> torch.Tensor:
+        """[n, the target's] -> [n, width]"""
+        ...
+
+
 class Hidden:
     """The target's hidden states after the drafter's layers, side by side."""
 
     def __init__(self, width: int) -> None:
         self.width = width
+
+    def of(self, features: torch.Tensor) -> torch.Tensor:
+        return features
 
     def rows(self, features: torch.Tensor, parts: Sequence[Part], walks: Sequence[Walk]) -> list[torch.Tensor]:
         return [picked(features, part.first_row, walk.path) for part, walk in zip(parts, walks, strict=True)]
@@ -38,6 +50,9 @@ class Projected:
 
     def __init__(self, width: int, project: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.width, self._project = width, project
+
+    def of(self, features: torch.Tensor) -> torch.Tensor:
+        return self._project(features)
 
     def rows(self, features: torch.Tensor, parts: Sequence[Part], walks: Sequence[Walk]) -> list[torch.Tensor]:
         each = Hidden(self.width).rows(features, parts, walks)

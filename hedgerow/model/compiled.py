@@ -23,6 +23,7 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.compiled_walk import Walker
 from hedgerow.model.config import K2Config
+from hedgerow.model.interface import checked_taps
 from hedgerow.model.k2 import check_ranks, rotations
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.packing import HEAD_ROWS, Packer, check_sizes, pack_layer
@@ -152,6 +153,12 @@ class CompiledK2:
         share = Share(ranks.mine[0], ranks.count) if ranks else WHOLE
         return cls(library, config, Checkpoint(folder, share), feature_layers, threads, latent_eps, ranks)
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """As `interface.Taps.tap`: the engine reads them with every step."""
+        with self._turn:
+            self.feature_layers = checked_taps(layers, self.feature_layers, self.config.num_hidden_layers)
+            self._tapped.copy_(torch.tensor(self.feature_layers, dtype=torch.int32))
+
     def new_cache(self, pages: int) -> CompiledCache:
         """A cache of `pages` pages of 64 tokens for every layer."""
         c = self.config
@@ -215,6 +222,7 @@ class CompiledK2:
         self.kernel_law = f"{LAW}-{hashlib.sha256(turns.numpy().tobytes()).hexdigest()[:8]}"  # torch made the tables
         if self.shards > 1:
             self.kernel_law += f"-shards-{self.shards}"
+        self._tapped = torch.tensor(self.feature_layers, dtype=torch.int32)
         layers = (lib.Layer * c.num_hidden_layers)(
             *(pack_layer(p, checkpoint, n, c) for n in range(c.num_hidden_layers))
         )
@@ -227,7 +235,7 @@ class CompiledK2:
             positions=c.max_position_embeddings, taps=len(self.feature_layers), ranks=n,
             first_token=self.ranks.mine[0] * (c.vocab_size // n), tokens=c.vocab_size, eps=c.rms_norm_eps,
             latent_eps=latent_eps, softmax_scale=c.softmax_scale, routed_scale=c.routed_scaling_factor,
-            tapped=p.keep(torch.tensor(self.feature_layers, dtype=torch.int32)), layer=layers,
+            tapped=p.keep(self._tapped), layer=layers,
             embedding=embedding, narrow=narrow, norm=p.keep(checkpoint.weight("model.norm.weight", c.hidden_size)),
             cos=p.keep(turns[0]), sin=p.keep(turns[1]), sum=ctypes.cast(self._add, ctypes.c_void_p).value,
             head=p.stacked(

@@ -27,7 +27,7 @@ from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
 from hedgerow.model.cuda_step import CudaStep, Room, Weights
 from hedgerow.model.cuda_walk import BACK, CudaWalker, read_walks
 from hedgerow.model.cuda_weights import CudaLayer, Reader, SparseMlp, check_sizes
-from hedgerow.model.interface import Verified
+from hedgerow.model.interface import Verified, checked_taps
 from hedgerow.model.k2 import rotations
 from hedgerow.model.loader import Checkpoint
 from kernels.gpu.row_layout import DEEPEST, PAGE
@@ -89,6 +89,12 @@ class CudaK2:
     @property
     def waited(self) -> float:
         return self.device.waited
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """As `interface.Taps.tap`: every step is recorded anew, so this is for before `prepare`."""
+        with self._turn:
+            self.feature_layers = checked_taps(layers, self.feature_layers, self.config.num_hidden_layers)
+            self._passes.clear()
 
     def new_cache(self, pages: int) -> CudaCache:
         """A cache of `pages` pages of 64 tokens for every layer."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.config import K2Config
 from hedgerow.model.draft_config import DraftConfig
@@ -111,6 +112,23 @@ class Routes(Protocol):
 def experts(model: object) -> float | None:
     """As `Routes.experts`; None of a model that does not know."""
     return model.experts() if isinstance(model, Routes) else None
+
+
+@runtime_checkable
+class Taps(Protocol):
+    """A target whose feature layers can be changed between two steps."""
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """From the next step on features are the outputs of these layers, as many as before. On a device steps are
+        recorded anew. InvalidRequest for others."""
+        ...
+
+
+def checked_taps(layers: Sequence[int], before: Sequence[int], depth: int) -> tuple[int, ...]:
+    """InvalidRequest unless they are as many as `before`, of a target with `depth` layers."""
+    if len(layers) != len(before) or not all(0 <= layer < depth for layer in layers):
+        raise InvalidRequest("feature_layers", list(layers), f"{len(before)} of the target's {depth} layers")
+    return tuple(layers)
 
 
 class Context(Protocol):

@@ -13,6 +13,7 @@ from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.cache import LatentCache
 from hedgerow.model.config import K2Config
 from hedgerow.model.fields import ConfigError
+from hedgerow.model.interface import checked_taps
 from hedgerow.model.invariance import Choice, choose_row_law, model_products
 from hedgerow.model.layers import Layer
 from hedgerow.model.layout import Layout, build_layout
@@ -103,6 +104,10 @@ class K2Model:
     ) -> K2Model:
         """Raises ConfigError or CheckpointError, which name file, field or tensor, expected and actual."""
         return cls(K2Config.from_folder(folder), folder, feature_layers, law, latent_eps, ranks)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """As `interface.Taps.tap`."""
+        self.feature_layers = checked_taps(layers, self.feature_layers, self.config.num_hidden_layers)
 
     def new_cache(self, pages: int) -> LatentCache:
         """A cache of `pages` pages of 64 tokens for every layer."""

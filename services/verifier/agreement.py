@@ -9,7 +9,7 @@ import torch
 
 from hedgerow.engine.reads import Hidden, Projected, Reads, Tokens
 from hedgerow.errors import HedgerowError
-from hedgerow.model.card import AcceptanceCard
+from hedgerow.model.card import CARD, AcceptanceCard
 from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.interface import Target as Model
 from hedgerow.model.projection import FeatureProjection
@@ -59,6 +59,7 @@ class Wanted(NamedTuple):
 
     features: str
     layers: tuple[int, ...]
+    has_card: bool = False  # of its acceptance; False also where that is not known
 
 
 class Disagreement(HedgerowError):
@@ -123,7 +124,8 @@ def _hosted(config: VerifierServiceConfig) -> Wanted:
         raise ConfigError(
             variable_of("features"), config.features, "must be auto or hidden where drafter is in-process"
         )
-    return Wanted("hidden", config.layers or DraftConfig.from_folder(config.drafter_path).target_layer_ids)
+    layers = config.layers or DraftConfig.from_folder(config.drafter_path).target_layer_ids
+    return Wanted("hidden", layers, (config.drafter_path / CARD).exists())
 
 
 def reads(config: VerifierServiceConfig, wanted: Wanted, model: Model) -> tuple[Reads, str]:

@@ -49,7 +49,7 @@ class VerifierServiceConfig(ComputingConfig):
             "min": 0.0,
             "max": 1.0,
             "help": "share of the acceptance on a drafter's card that it must reach once it is connected, or a warning "
-            "says that it does not; 0: it is not measured",
+            "says that it does not; without a card, of the best with the layers beside its own; 0: it is not measured",
         },
     )
     default_budget: int = field(

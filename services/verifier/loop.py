@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from hedgerow.engine.step import Drafter, step
 from hedgerow.engine.types import StepResult
@@ -13,6 +14,7 @@ from hedgerow.errors import Internal
 from hedgerow.rpc.logs import bind
 from hedgerow.rpc.work import computing_thread
 
+T = TypeVar("T")
 STUCK = 30.0  # seconds; the longest step, a full prefill chunk on a busy laptop, takes one or two
 
 
@@ -23,6 +25,11 @@ class StepLoop:
         self._engine, self._drafter, self._deliver = engine, drafter, deliver
         self._wake = asyncio.Event()
         self._began: float | None = None
+        self._worker = computing_thread("verify")
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """What `work` gives, in the thread of the steps and between two of their parts; it must be short."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
     def wake(self) -> None:
         """There may be work: something was started, cancelled or committed."""
@@ -35,11 +42,10 @@ class StepLoop:
 
     async def run(self) -> None:
         """Until cancelled. Raises Internal when a step failed, once its updates are delivered."""
-        worker = computing_thread("verify")
         try:
             while True:
                 self._began = time.monotonic()
-                result = await step(self._engine, self._drafter, worker)
+                result = await step(self._engine, self._drafter, self._worker)
                 self._began = None
                 bind(step=result.step_id if result is not None else "")
                 if result is None:
@@ -52,7 +58,7 @@ class StepLoop:
                 await asyncio.sleep(0)
         finally:
             # Not awaited: a step that hangs would keep the process.
-            worker.shutdown(wait=False, cancel_futures=True)
+            self._worker.shutdown(wait=False, cancel_futures=True)
 
     async def _sleep(self) -> None:
         """Until somebody wakes the loop, or a deadline passes."""

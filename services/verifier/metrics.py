@@ -119,7 +119,9 @@ def watch_acceptance(measured: Callable[[], Ratio | None]) -> None:
         found = measured()
         return {} if found is None else {"probe": found.ratio}
 
-    text = "The drafter's acceptance as a share of its card's."
+    text = (
+        "The drafter's acceptance as a share of its card's; of the best with its layers' neighbours where it has none."
+    )
     telemetry.watch("hedgerow_verifier_acceptance_ratio", text, ratios, "source", goes_down=True)
 
 

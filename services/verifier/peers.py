@@ -79,6 +79,7 @@ class DrafterPeer:
         self._not_before = 0.0
         self._requests: asyncio.Queue[drafter_pb2.DraftRequest] | None = None
         self._pending: _Pending | None = None
+        self._one = asyncio.Lock()
         self._release: list[int] = []
         self._max_budget = 0
         self._trouble = ""
@@ -93,7 +94,14 @@ class DrafterPeer:
         return self._requests is not None
 
     async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
-        """The step's trees, or None when there is no drafter or it did not answer within its patience."""
+        """The step's trees, or None when there is no drafter or it did not answer within its patience.
+
+        One request is under way at a time; another one waits for it.
+        """
+        async with self._one:
+            return await self._draft(batch)
+
+    async def _draft(self, batch: DraftBatch) -> DraftAnswer | None:
         if self._requests is not None:  # one that comes later has no state to release
             self._release.extend(batch.release)
         if not batch.works and not self._release:
@@ -209,7 +217,7 @@ async def ask_drafter(address: str, tls: Watched | None = None) -> Wanted:
         while time.monotonic() < end:
             try:
                 answer = described_from(await stub.Describe(request, timeout=DESCRIBE_TIMEOUT))
-                return Wanted(answer.features, answer.feature_layers)
+                return Wanted(answer.features, answer.feature_layers, answer.card is not None)
             except grpc.aio.AioRpcError as error:
                 log.debug("the drafter does not say what it reads", address=address, code=error.code().name)
                 await asyncio.sleep(ASK_AGAIN)

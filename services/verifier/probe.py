@@ -1,4 +1,5 @@
-"""Whether the drafter drafts as well as its maker measured: one greedy generation, once it is connected.
+"""Whether the drafter drafts as well as its maker measured: one greedy generation, once it is connected. One without
+a card is tried against the layers beside its own (neighbours.py).
 
 A drafter that is fed features of other layers than it was made for, or that has another rotary embedding, gives as many
 trees and worse ones. No token changes and nothing fails; only its acceptance tells.
@@ -13,6 +14,7 @@ from hedgerow.errors import HedgerowError
 from hedgerow.model.card import AcceptanceCard
 from hedgerow.rpc.logs import get_log
 from services.verifier.agreement import Described
+from services.verifier.neighbours import Tried
 
 SESSION = "acceptance-probe"
 LEAST_PRIORITY = -100  # whoever waits goes first
@@ -28,7 +30,7 @@ class Engine(Protocol):
 
 
 class Measured(NamedTuple):
-    """Tokens a decode step with a tree, and what the drafter's card says."""
+    """Tokens a decode step with a tree, and what is expected: by the drafter's card, or by its neighbours' layers."""
 
     per_step: float
     expected: float
@@ -73,6 +75,30 @@ class AcceptanceProbe:
         self._known.add(drafter.checkpoint_hash)
         self._card, self._tokens, self._steps, self._offset = card, 0, 0, 0
         return True
+
+    def lacks_card(self, drafter: Described) -> bool:
+        """Whether there is nothing to compare this one with, and that is news."""
+        return bool(self._least) and drafter.card is None and drafter.checkpoint_hash not in self._known
+
+    def tried(self, drafter: Described, tried: Tried) -> None:
+        """Judges a drafter without a card by its neighbours' layers."""
+        self._known.add(drafter.checkpoint_hash)
+        by, best = tried.best
+        self.measured = Measured(tried.per_step, max(best, tried.per_step))
+        where = f"{abs(by)} {'below' if by < 0 else 'above'}"
+        self.said = f"{tried.per_step:.2f} tokens a step, {best:.2f} from the layers {where}; the drafter has no card"
+        if self.measured.ratio >= self._least:
+            log.info("the drafter drafts best from its layers", tokens_per_step=tried.per_step, beside=tried.beside)
+            return
+        self.said = f"LOW: {self.said}"
+        log.warning(
+            "the drafter drafts better from its layers' neighbours: are the ids those of its training, counted from 0?",
+            feature_layers=list(drafter.feature_layers),
+            better=[layer + by for layer in drafter.feature_layers],
+            tokens_per_step=round(tried.per_step, 3),
+            from_those=round(best, 3),
+            least=self._least,
+        )
 
     def seen(self, result: StepResult) -> None:
         """Takes a step's result; most have nothing for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -36,14 +37,16 @@ from services.verifier.config import VerifierServiceConfig
 from services.verifier.convert import description
 from services.verifier.defaults import read_defaults
 from services.verifier.group import split_of
-from services.verifier.hosted import load_hosted
+from services.verifier.hosted import HostedDrafter, load_hosted
 from services.verifier.loop import StepLoop
 from services.verifier.metrics import watch_acceptance, watch_device, watch_drafter, watch_engine
+from services.verifier.neighbours import Text, write
 from services.verifier.peers import DrafterPeer, Patience, ask_drafter
 from services.verifier.probe import AcceptanceProbe
 from services.verifier.ranks import load_ranks
 from services.verifier.servicer import Loaded, VerifierServicer
 from services.verifier.spans import Attachments
+from services.verifier.trial import Hosted, LayerTrial
 from services.verifier.vocabulary import read_vocabulary
 
 SERVICE = "hedgerow.v1.VerifierService"
@@ -62,6 +65,8 @@ class Group(NamedTuple):
     reads: Reads = Hidden(0)
     wanted: Wanted = Wanted("hidden", ())
     drafter_hash: str = ""  # of the checkpoint whose fc is applied here; "" where none is
+    vocabulary: Sequence[bytes] = ()
+    texts: Sequence[Text] = ()  # on a device, for a drafter without a card: its layers cannot be changed later
 
 
 async def run(config: VerifierServiceConfig) -> None:
@@ -97,8 +102,7 @@ async def _work(
     def deliver(result: StepResult) -> None:
         servicer.deliver(result)
         probe.seen(result)
-        if probe.said:
-            health.facts["acceptance"] = probe.said
+        _said(probe, health)
 
     steps = StepLoop(group.engine, drafter, deliver)
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
@@ -108,14 +112,15 @@ async def _work(
     if (there := peer or hosted) is not None:
         watch_drafter(there.counters, lambda: there.connected)
         watch_acceptance(lambda: probe.measured)
+    trial = None if there is None else _trial(probe, steps, there, group, health)
     if peer is not None:
-        peer.arrived = partial(_arrived, probe, steps, health)
+        peer.arrived = partial(_arrived, probe, trial, steps, health)
     health.facts |= {"model": config.model_name, "fingerprint": described.fingerprint.digest}
     if (ranks := shards(group.model)) > 1:
         health.facts["tensor_parallel"] = str(ranks)
     servicer.loaded = Loaded(described, group.engine, steps.wake, steps.trouble, config.max_budget)
     if hosted is not None:
-        _arrived(probe, steps, health, hosted.described)
+        _arrived(probe, trial, steps, health, hosted.described)
     others = [] if peer is None else [peer.run()]
     await asyncio.gather(_steps(steps, servicer), _drain(servicer, health, config.grace), *others)
 
@@ -140,11 +145,31 @@ async def _drain(servicer: VerifierServicer, health: Health, grace: float) -> No
     servicer.leave()
 
 
-def _arrived(probe: AcceptanceProbe, steps: StepLoop, health: Health, drafter: Described) -> None:
+def _arrived(
+    probe: AcceptanceProbe, trial: LayerTrial | None, steps: StepLoop, health: Health, drafter: Described
+) -> None:
     if probe.connected(drafter):
         steps.wake()
+    if trial is not None:
+        trial.connected(drafter)
+    _said(probe, health)
+
+
+def _said(probe: AcceptanceProbe, health: Health) -> None:
     if probe.said:
         health.facts["acceptance"] = probe.said
+
+
+def _trial(
+    probe: AcceptanceProbe, steps: StepLoop, drafter: DrafterPeer | HostedDrafter, group: Group, health: Health
+) -> LayerTrial:
+    asked = Hosted(steps, drafter) if isinstance(drafter, HostedDrafter) else drafter
+    texts = (
+        (lambda: group.texts)
+        if isinstance(group.model, Prepares)
+        else partial(write, group.model, group.reads, group.vocabulary)
+    )
+    return LayerTrial(probe, steps, asked, texts, partial(_said, probe, health))
 
 
 def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
@@ -165,11 +190,17 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     limits = replace(limits, pages=cache_pages(model, config.cache_pages, usual, here))
     vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
     engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids), read)
-    if isinstance(model, Prepares):  # so that no request waits for a compiler
+    texts: Sequence[Text] = ()
+    if isinstance(model, Prepares):
+        if config.acceptance_least and config.drafter is not None and not wanted.has_card:
+            texts = write(model, read, vocabulary)
+        # so that no request waits for a compiler
         most = TreeConfig(engine.config.max_budget).q_len
         model.prepare(limits.max_sequences, most, limits.prefill_rows)
     head_hash = "" if config.drafter is None else embedding_and_head_hash(config.model_path)
-    return Group(model, engine, read_defaults(config.model_path), head_hash, read, wanted, drafter_hash)
+    return Group(
+        model, engine, read_defaults(config.model_path), head_hash, read, wanted, drafter_hash, vocabulary, texts
+    )
 
 
 def _model(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Model:

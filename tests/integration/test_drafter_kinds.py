@@ -107,3 +107,22 @@ def test_a_drafter_of_another_target_does_not_start_and_says_both_values(tiny: M
     with pytest.raises(Unavailable) as refused:
         stack.start()
     assert "rope_theta: 1000000.0 is not allowed: the target's, 50000.0" in refused.value.message
+
+
+@pytest.mark.parametrize(("by", "hosted", "low"), [(0, False, False), (1, False, True), (-1, True, True)])
+def test_layers_that_are_off_by_one_are_told_without_a_card(tmp_path: Path, by: int, hosted: bool, low: bool) -> None:
+    """The bundled drafter with its ids shifted and its card removed, in a process of its own and in the verifier's."""
+    drafter = tmp_path / "drafter"
+    shutil.copytree(ROOT / "models/sapling-dflash", drafter)
+    (drafter / "acceptance.json").unlink()
+    read = json.loads((drafter / "config.json").read_text())
+    read["dflash_config"]["target_layer_ids"] = [layer + by for layer in (1, 4, 7)]
+    (drafter / "config.json").write_text(json.dumps(read))
+    started = StackConfig(ROOT, ROOT / "models/sapling", tmp_path / "data", drafter=drafter, hosted=hosted)
+    with Stack(started) as stack:
+        eventually(lambda: "tokens a step" in facts(stack, "verifier").get("acceptance", ""))
+        said = facts(stack, "verifier")["acceptance"]
+        assert said.startswith("LOW: ") == low, said
+        assert (numbers(stack, "verifier")['hedgerow_verifier_acceptance_ratio{source="probe"}'] < 0.9) == low
+        assert any("layers' neighbours" in line for line in stack.logs("verifier")) == low
+        assert texts(stack, 8) == texts(stack, 0)
