@@ -77,7 +77,7 @@ def store(folder: Path, binary: Path) -> Iterator[Store]:
     folder.mkdir(exist_ok=True)
     made = Store(folder, next(free_ports(1)), ["first-password-of-kvstores"])
     made.write()
-    words = [f"--port {made.port}", "--save ''", "--appendonly yes", f"--dir {folder}"]
+    words = [f"--port {made.port}", "--save ''", "--appendonly yes", "--repl-diskless-sync-delay 0", f"--dir {folder}"]
     words += [f"--aclfile {folder / 'users.acl'}", f"--unixsocket {folder / 'socket'}"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([binary, *words], stdout=log, stderr=subprocess.STDOUT)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from hedgerow.cli.embedded_redis import find_binary
 from tests.polling import eventually
@@ -33,7 +35,8 @@ def running(tmp_path: Path, binary: Path) -> Iterator[Store]:
 
 def kvstore(running: Store, password: str) -> redis.Redis:
     """A client with the kvstore's rights."""
-    return redis.Redis(port=running.port, username="hedgerow", password=password)
+    once = Retry(NoBackoff(), 0)
+    return redis.Redis(port=running.port, username="hedgerow", password=password, retry=once)
 
 
 def test_the_pages_have_the_commands_that_an_operator_needs() -> None:
