@@ -32,6 +32,7 @@ from tests.system.tools import (
 
 pytestmark = pytest.mark.system
 EXTERNAL = ("redis.bundled=false", "secrets.redisUrl=redis+sentinel://u:p@s1:26379\\,s2:26379/mymaster")
+SEVERAL = ("verifier.kind=LeaderWorkerSet", "verifier.groupSize=2", "verifier.config.tensor_parallel=4")
 MATRIX: list[tuple[str, ...]] = [
     (),
     ("verifier.groups=3", "drafter.replicas=2", "tracing.endpoint=jaeger:4317"),
@@ -54,6 +55,8 @@ MATRIX: list[tuple[str, ...]] = [
     ("redis.bundled=false", "secrets.redisUrl=rediss://u:p@s:1/0", "redis.tls.caConfigMap=a", "redis.tls.certSecret=b"),
     ("tls.enabled=true", "tls.publicSecret=p", "tls.publicCa=true", "test.address=a.b:1", "tracing.existingSecret=t"),
     ("kvstore.extraVolumes[0].name=x,kvstore.extraVolumes[0].emptyDir.medium=Memory", "verifier.extraEnv[0].name=A"),
+    (*SEVERAL, "verifier.groups=2"),
+    (*SEVERAL, "drafter.mode=colocated", "verifier.set=b", "previous[0].verifier.set="),
     ("gateway.service.type=LoadBalancer", "gateway.priorityClassName=high", "verifier.spread=none"),
 ]
 CASES = [(values, ()) for values in VALUES] + [("values-laptop", sets) for sets in MATRIX[1:]]
@@ -90,18 +93,27 @@ def variables(
     if container.get("args", [""])[0] == "deploy.docker.together":
         volumes = {each["name"]: each for each in spec["volumes"]}
         mounted = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
-        return {
-            name: maps[mounted[f"/etc/hedgerow/settings/{name}"]["configMap"]["name"]]
-            for name in ("verifier", "drafter")
-        }
+        return {name: settings(mounted[f"/etc/hedgerow/settings/{name}"], maps) for name in ("verifier", "drafter")}
     if not container.get("args", [""])[0].startswith("services."):
         return {}
     env: dict[str, str] = {}
     for source in container.get("envFrom", []):
         env |= maps[source["configMapRef"]["name"]]
     for each in container.get("env", []):
-        env[each["name"]] = each.get("value", "redis://from-a-secret")
+        label = "fieldRef" in each.get("valueFrom", {})
+        env[each["name"]] = each.get("value", "1" if label else "redis://from-a-secret")
     return {container["args"][0].removeprefix("services."): env}
+
+
+def settings(volume: dict[str, Any], maps: dict[str, dict[str, str]]) -> dict[str, str]:
+    """The files of a mounted folder that are variables."""
+    env: dict[str, str] = {}
+    for source in volume.get("projected", {}).get("sources", [volume]):
+        if "configMap" in source:
+            env |= maps[source["configMap"]["name"]]
+        for item in source.get("secret", {}).get("items", ()):
+            env[item["path"]] = "from-a-secret-of-length"
+    return env
 
 
 @each_case
@@ -186,14 +198,12 @@ def test_keys_and_limits_are_files_that_the_gateway_reads_and_that_change_withou
     assert annotations[0] == annotations[1], "pods are not restarted for it"
 
 
-def test_gateways_know_every_group_by_its_name() -> None:
-    for kind in ("StatefulSet", "LeaderWorkerSet"):
-        settings = named(render("values", f"verifier.kind={kind}", "verifier.groups=2"), "ConfigMap", "-gateway")[
-            "data"
-        ]
-        assert settings["HEDGEROW_VERIFIER"].split(",") == [
-            f"demo-hedgerow-verifier-{group}.demo-hedgerow-verifier.serving.svc.cluster.local:7411" for group in (0, 1)
-        ]
+@pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "verifier"), ("LeaderWorkerSet", "groups")])
+def test_gateways_know_every_group_by_its_name(kind: str, name: str) -> None:
+    settings = named(render("values", f"verifier.kind={kind}", "verifier.groups=2"), "ConfigMap", "-gateway")["data"]
+    assert settings["HEDGEROW_VERIFIER"].split(",") == [
+        f"demo-hedgerow-{name}-{group}.demo-hedgerow-{name}.serving.svc.cluster.local:7411" for group in (0, 1)
+    ]
 
 
 def test_alerts_link_to_where_the_runbooks_are_read() -> None:
@@ -237,7 +247,9 @@ def test_a_drained_node_takes_one_group_at_a_time() -> None:
         ("images.slim.tag=latest", "tag"),
         ("images.slim.digest=sha256:abc", "digest"),
         ("verifier.kind=Deployment", "kind"),
-        ("verifier.groupSize=2", "groupSize"),
+        ("verifier.groupSize=2", "verifier.groupSize: 2 pods of a group need verifier.kind LeaderWorkerSet"),
+        ("verifier.groupSize=17", "groupSize"),
+        ("verifier.config.group_host=1", "group_host"),
         ("verifier.config.engine=cuda", "engine"),
         ("redis.bundled=false", "secrets.redisUrl"),
         ("weights.source=pvc", "weights.claimName"),

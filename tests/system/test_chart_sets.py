@@ -55,11 +55,11 @@ def test_each_set_has_its_own_drafter() -> None:
 
 def test_groups_of_leader_worker_sets_stay_too() -> None:
     objects = render("values", "verifier.kind=LeaderWorkerSet", "verifier.set=a", LEFT)
-    old = of_kind(objects, "LeaderWorkerSet")["demo-hedgerow-verifier"]["spec"]
+    old = of_kind(objects, "LeaderWorkerSet")["demo-hedgerow-groups"]["spec"]
     assert old["rolloutStrategy"]["rollingUpdateConfiguration"]["partition"] == old["replicas"] == 2
     settings = named(objects, "ConfigMap", "-gateway")["data"]
     known = [ADDRESS.format("-a", 0, "-a"), ADDRESS.format("", 0, ""), ADDRESS.format("", 1, "")]
-    assert settings["HEDGEROW_VERIFIER"].split(",") == known
+    assert settings["HEDGEROW_VERIFIER"].split(",") == [each.replace("verifier", "groups") for each in known]
 
 
 def test_a_drained_node_takes_one_group_of_all_sets_at_a_time() -> None:

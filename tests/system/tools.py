@@ -20,6 +20,7 @@ SECRETS = {
     "tenantSecret": "planted-tenant-secret",
     "redisPassword": "plantedRedisPassword",
     "operatorPassword": "plantedOperator",
+    "groupSecret": "planted-group-secret",
 }
 API_KEY = "planted-api-key-0123456789"
 VALUES = ("values", "values-laptop", "values-h200", "values-pro6000")
@@ -70,9 +71,13 @@ def pod_specs(objects: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     specs = {}
     for each in objects:
         spec = each.get("spec", {})
+        where = f"{each['kind']}/{each['metadata']['name']}"
         if each["kind"] == "LeaderWorkerSet":
-            spec = {"template": spec["leaderWorkerTemplate"]["workerTemplate"]}
+            group = spec["leaderWorkerTemplate"]
+            spec = {"template": group.get("leaderTemplate", group["workerTemplate"])}
+            if "leaderTemplate" in group:
+                specs[f"{where}, workers"] = group["workerTemplate"]["spec"]
         found = spec if each["kind"] == "Pod" else spec.get("template", {}).get("spec")
         if found:
-            specs[f"{each['kind']}/{each['metadata']['name']}"] = found
+            specs[where] = found
     return specs

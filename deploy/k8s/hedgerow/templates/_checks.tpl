@@ -27,6 +27,15 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- range $set := include "hedgerow.sets" . | fromJsonArray -}}
+{{- $size := int $set.verifier.groupSize -}}
+{{- $ranks := int (default 1 $set.verifier.config.tensor_parallel) -}}
+{{- if and (gt $size 1) (ne $set.verifier.kind "LeaderWorkerSet") -}}
+{{- fail (printf "verifier.groupSize: %d pods of a group need verifier.kind LeaderWorkerSet and its controller; a StatefulSet's group is one pod" $size) -}}
+{{- else if and (gt $size 1) (or (lt $ranks $size) (ne (mod $ranks $size) 0)) -}}
+{{- fail (printf "verifier.groupSize: verifier.config.tensor_parallel, %d, must be a multiple of %d: each pod of a group has as many ranks" $ranks $size) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.redis.tls -}}
 {{- if and $.Values.redis.bundled (or .caSecret .caConfigMap .certSecret) -}}
 {{- fail "redis.tls: it is of your own Redis; the bundled store has the certificates of tls (redis.bundled is true)" -}}

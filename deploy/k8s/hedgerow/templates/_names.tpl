@@ -80,19 +80,20 @@ labels:
 {{- end }}
 {{- range $set := list "" "-a" "-b" }}
 - "*.{{ $name }}-verifier{{ $set }}.{{ $.Release.Namespace }}.svc.{{ $.Values.network.clusterDomain }}"
+- "*.{{ $name }}-groups{{ $set }}.{{ $.Release.Namespace }}.svc.{{ $.Values.network.clusterDomain }}"
 {{- end }}
 {{- range .Values.tls.dnsNames }}
 - {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Every group's first pod: a StatefulSet and a LeaderWorkerSet name them alike. New sessions go to the first of them,
+{{/* Every group's first pod: a StatefulSet and a LeaderWorkerSet number them alike. New sessions go to the first of them,
      and to those of its fingerprint. */}}
 {{- define "hedgerow.verifierAddresses" -}}
 {{- $addresses := list -}}
 {{- range $values := include "hedgerow.sets" . | fromJsonArray -}}
 {{- $root := dict "Values" $values "Release" $.Release "Chart" $.Chart -}}
-{{- $name := include "hedgerow.setName" (dict "root" $root "service" "verifier") -}}
+{{- $name := include "hedgerow.groupsName" $root -}}
 {{- $service := ternary $name (printf "%s-verifier" (include "hedgerow.name" $root)) (eq $values.verifier.kind "LeaderWorkerSet") -}}
 {{- range $group := until (int $values.verifier.groups) -}}
 {{- $addresses = append $addresses (printf "%s-%d.%s.%s.svc.%s:7411" $name $group $service $.Release.Namespace $.Values.network.clusterDomain) -}}

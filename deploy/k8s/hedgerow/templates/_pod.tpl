@@ -15,9 +15,11 @@ annotations:
   checksum/settings: {{ include "hedgerow.settings" (dict "root" .root "service" .component) | sha256sum }}
   {{- if eq .component "gateway" "kvstore" }}
   # of those that it is given
-  checksum/secrets: {{ omit .root.Values.secrets "operatorPassword" (ternary "redisPassword" "tenantSecret" (eq .component "gateway")) | toJson | sha256sum }}
+  checksum/secrets: {{ omit .root.Values.secrets "operatorPassword" "groupSecret" (ternary "redisPassword" "tenantSecret" (eq .component "gateway")) | toJson | sha256sum }}
   {{- end }}
-  {{- with (index .root.Values .component).podAnnotations }}
+  {{- $annotations := (index .root.Values .component).podAnnotations }}
+  {{- if include "hedgerow.withDrafter" . }}{{ $annotations = merge dict $annotations .root.Values.drafter.podAnnotations }}{{ end }}
+  {{- with $annotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end }}
@@ -101,8 +103,11 @@ ports:
   - {name: grpc, containerPort: 7411}
   - {name: admin, containerPort: 7412}
   - {name: metrics, containerPort: 7413}
-  {{- if and (eq .component "verifier") (eq .root.Values.drafter.mode "colocated") }}
+  {{- if include "hedgerow.withDrafter" . }}
   - {name: drafter-metrics, containerPort: 7423}
+  {{- end }}
+  {{- if and (eq .component "verifier") (not .worker) (gt (int (default 1 $values.groupSize)) 1) }}
+  - {name: group, containerPort: 7414}
   {{- end }}
 {{- if gt (int $values.preStopSeconds) 0 }}
 lifecycle:
@@ -166,7 +171,9 @@ readinessProbe:
 {{- if .root.Values.tls.enabled }}
 - {name: tls, mountPath: /etc/hedgerow/tls, readOnly: true}
 {{- end }}
-{{- with (index .root.Values .component).extraVolumeMounts }}
+{{- $mounts := (index .root.Values .component).extraVolumeMounts }}
+{{- if include "hedgerow.withDrafter" . }}{{ $mounts = concat $mounts .root.Values.drafter.extraVolumeMounts | uniq }}{{ end }}
+{{- with $mounts }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
@@ -192,9 +199,16 @@ readinessProbe:
     secretName: {{ include "hedgerow.tlsSecret" .root }}
     defaultMode: 0440
 {{- end }}
-{{- with (index .root.Values .component).extraVolumes }}
+{{- $more := (index .root.Values .component).extraVolumes }}
+{{- if include "hedgerow.withDrafter" . }}{{ $more = concat $more .root.Values.drafter.extraVolumes | uniq }}{{ end }}
+{{- with $more }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* Not empty where a verifier's container has a drafter in it, whose annotations and volumes are the pod's then. */}}
+{{- define "hedgerow.withDrafter" -}}
+{{- if and (eq .component "verifier") (not .worker) (eq .root.Values.drafter.mode "colocated") }}yes{{ end -}}
 {{- end }}
 
 {{/* The port of the bundled store, and that somebody listens there. */}}

@@ -26,6 +26,14 @@
 {{- toJson $sets -}}
 {{- end }}
 
+{{/* The name of what runs a set's groups, which begins their pods' names. A LeaderWorkerSet has another one than a
+     StatefulSet: its controller makes a Service of its name, which would be in the way of the chart's own, and stay there
+     when the kind changes. */}}
+{{- define "hedgerow.groupsName" -}}
+{{- $service := ternary "groups" "verifier" (eq .Values.verifier.kind "LeaderWorkerSet") -}}
+{{- include "hedgerow.setName" (dict "root" . "service" $service) -}}
+{{- end }}
+
 {{/* The name of a set's verifier or drafter. root, service */}}
 {{- define "hedgerow.setName" -}}
 {{- $name := printf "%s-%s" (include "hedgerow.name" .root) .service -}}
@@ -40,4 +48,9 @@
 {{- $most = max $most (int $values.verifier.startupSeconds) -}}
 {{- end -}}
 {{- $most -}}
+{{- end }}
+
+{{/* Not empty where a set has groups of several pods. */}}
+{{- define "hedgerow.several" -}}
+{{- range include "hedgerow.sets" . | fromJsonArray }}{{ if gt (int .verifier.groupSize) 1 }}yes{{ end }}{{ end -}}
 {{- end }}

@@ -35,6 +35,10 @@
 {{- else if eq .service "verifier" -}}
 {{- $_ := set $settings "MODEL_PATH" $root.Values.model.path -}}
 {{- $_ := set $settings "MODEL_NAME" $root.Values.model.name -}}
+{{- if gt (int $values.groupSize) 1 -}}
+{{- $_ := set $settings "GROUP_HOSTS" (toString $values.groupSize) -}}
+{{- $_ := set $settings "GROUP_LISTEN" (printf "%s:7414" $host) -}}
+{{- end -}}
 {{- with $root.Values.model.featureLayers -}}{{- $_ := set $settings "FEATURE_LAYERS" . -}}{{- end -}}
 {{- if $colocated -}}
 {{- $_ := set $settings "DRAFTER" "127.0.0.1:7421" -}}

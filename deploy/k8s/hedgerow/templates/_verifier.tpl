@@ -1,8 +1,10 @@
-{{/* The pod of a verifier group's leader, the same in a StatefulSet and in a LeaderWorkerSet. A co-located drafter is a
-     second process of its container: the device plugin gives a GPU to one container only. */}}
+{{/* The pod of a verifier group's leader, the same in a StatefulSet and in a LeaderWorkerSet; with `worker`, of another
+     host of the group, which runs its ranks for the leader. A co-located drafter is a second process of the leader's
+     container: the device plugin gives a GPU to one container only. */}}
 {{- define "hedgerow.verifierTemplate" -}}
 {{- $root := .root -}}
-{{- $colocated := eq $root.Values.drafter.mode "colocated" -}}
+{{- $colocated := and (eq $root.Values.drafter.mode "colocated") (not .worker) -}}
+{{- $several := gt (int $root.Values.verifier.groupSize) 1 -}}
 metadata:
   {{- include "hedgerow.podMetadata" . | nindent 2 }}
     {{- if $colocated }}
@@ -18,11 +20,19 @@ spec:
       envFrom:
         - configMapRef: {name: {{ .name }}}
       {{- end }}
-      {{- with include "hedgerow.env" . | trim }}
+      {{- $env := include "hedgerow.env" . | trim }}
+      {{- if and $several (not $colocated) }}{{ $env = printf "%s\n%s" (include "hedgerow.groupEnv" . | trim) $env | trim }}{{ end }}
+      {{- if $colocated }}{{ $env = printf "%s\n%s" $env (include "hedgerow.drafterEnv" $root | trim) | trim }}{{ end }}
+      {{- with $env }}
       env:
         {{- . | nindent 8 }}
       {{- end }}
+      {{- if .worker }}
+      # It is started as soon as it answers: it may wait for the leader's pod for as long as that takes.
+      {{- include "hedgerow.probes" (dict "startup" "live" "startupSeconds" 240) | nindent 6 }}
+      {{- else }}
       {{- include "hedgerow.probes" (dict "startup" "" "startupSeconds" $root.Values.verifier.startupSeconds) | nindent 6 }}
+      {{- end }}
       resources:
         {{- include "hedgerow.resources" . | nindent 8 }}
       volumeMounts:
@@ -38,8 +48,44 @@ spec:
       emptyDir: {medium: Memory, sizeLimit: {{ $root.Values.verifier.shm }}}
     {{- if $colocated }}
     - name: verifier-settings
+      {{- if $several }}
+      projected:
+        defaultMode: 0440
+        sources:
+          - configMap: {name: {{ .name }}}
+          - secret:
+              name: {{ include "hedgerow.secretName" $root }}
+              items: [{key: group-secret, path: HEDGEROW_GROUP_SECRET}]
+      {{- else }}
       configMap: {name: {{ .name }}}
+      {{- end }}
     - name: drafter-settings
       configMap: {name: {{ include "hedgerow.setName" (dict "root" $root "service" "drafter") }}}
     {{- end }}
+{{- end }}
+
+{{/* What the pods of a group of several know of it beside the ConfigMap. The number of a worker is its label, which every
+     version of the controller sets. */}}
+{{- define "hedgerow.groupEnv" -}}
+- name: HEDGEROW_GROUP_SECRET
+  valueFrom:
+    secretKeyRef: {name: {{ include "hedgerow.secretName" .root }}, key: group-secret}
+{{- if .worker }}
+- name: HEDGEROW_GROUP_HOST
+  valueFrom:
+    fieldRef: {fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}
+- name: HEDGEROW_GROUP_LEADER
+  value: $(LWS_LEADER_ADDRESS):7414
+{{- end }}
+{{- end }}
+
+{{/* A co-located drafter's own variables: its process gets them without the prefix (deploy/docker/together.py). */}}
+{{- define "hedgerow.drafterEnv" -}}
+{{- range $name, $value := .Values.drafter.env }}
+- name: DRAFTER__{{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- range .Values.drafter.extraEnv }}
+{{ list (merge (dict "name" (printf "DRAFTER__%s" .name)) .) | toYaml }}
+{{- end }}
 {{- end }}
