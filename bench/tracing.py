@@ -1,11 +1,12 @@
 """What tracing costs: the same stack, and calls that are traced in turns with calls that are not.
 
-    python -m bench.tracing [--turns 150] [--sessions 8] [--tokens 128]
+    python -m bench.tracing [--turns 40] [--sessions 8] [--tokens 256]
 
 Every service has a collector: one that only counts, in a process that gives way to all others. Whether a call is
-traced is in its traceparent, so all rounds meet the same processes. A turn is four rounds within eight seconds or so,
-in an order drawn each time: all calls traced, every hundredth, and twice none. Figures are ratios within a turn, to
-the mean of its two untraced rounds; the one of these over the other shows what the measurement itself is worth.
+traced is in its traceparent, so all rounds meet the same processes. A turn is four rounds in an order drawn each time:
+all calls traced, every hundredth, and twice none, and behind each as long a rest as spans wait for each other. Figures
+are ratios within a turn, to the mean of its two untraced rounds; the one of these over the other shows what the
+measurement itself is worth.
 
 The measure is CPU seconds of all services a token: on a machine whose cores are busy, so much less can be served, and
 other users of the machine change it less than the clock. Verifier and drafter compute on one thread each, since
@@ -45,6 +46,7 @@ EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 ROOT = find_checkout()
 SERVICES = ("kvstore", "drafter", "verifier", "gateway")
 TRIMMED = 0.1  # of the turns, at each end
+REST = 5.5  # seconds behind a round: what is sent there belongs to it
 SHARES = {"all": 1.0, "1 in 100": 0.01, "none": 0.0, "none again": 0.0}
 
 
@@ -121,7 +123,7 @@ class Rounds:
         ]
         made = sum(await asyncio.gather(*calls))
         seconds = time.perf_counter() - begun
-        await asyncio.sleep(1.2)  # what is sent behind the calls belongs to them
+        await asyncio.sleep(REST)
         by_service = [(now - then) / made for now, then in zip(cpu(self._stack), spent, strict=True)]
         return Round(made / seconds, sum(by_service), by_service)
 
@@ -217,9 +219,9 @@ def alone(traced: bool, steps: int = 60) -> float:
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description="What tracing costs.")
-    parser.add_argument("--turns", type=int, default=150)
+    parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--sessions", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=256)
     given = parser.parse_args()
     port = next(free_ports(1))
     context = multiprocessing.get_context("spawn")

@@ -62,6 +62,12 @@ async def test_lines_are_json_of_a_session_and_have_nothing_of_what_it_said(tell
             assert secret not in text, f"{name} logs {secret!r}"
     broke = [line for line in lines(telling, "gateway") if line["event"] == "the verifier's stream broke"]
     assert [line["level"] for line in broke] == ["warning"]
+    (lost,) = [line for line in lines(telling, "gateway") if line["event"] == "a session lost its verifier"]
+    assert lost["session"] == session_id
+    assert lost["step"] > 0, "that of the verifier's steps that spoke last of it"
+    ended = [line for line in lines(telling, "verifier") if line["event"] == "a sequence ended"]
+    assert {"stop", "length", "cancelled"} >= {line["finish"] for line in ended} >= {"length", "cancelled"}
+    assert all(line["step"] > 0 and line["session"] for line in ended)
 
 
 def test_a_password_in_an_address_is_in_no_line() -> None:
