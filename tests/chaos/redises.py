@@ -131,8 +131,12 @@ class Sentinel:
         with redis.Redis(HOST, server.port, socket_timeout=5) as client:
             return {i: int(client.hget(f"hedgerow:{{{i}}}:record", "length") or 0) for i in session_ids}
 
-    def failed_over(self, before: EmbeddedRedis, seconds: float = 30) -> None:
-        """Returns when another server than `before` is the primary and takes writes."""
+    def failed_over(self, before: EmbeddedRedis, seconds: float = 90) -> None:
+        """Returns when another server than `before` is the primary and takes writes.
+
+        Sentinel does nothing for 30 s after its timer was late (TILT, on a busy machine), and tries again after twice
+        its failover-timeout where a first try found no good replica.
+        """
 
         def done() -> bool:
             if self._master()[1] == before.port:
