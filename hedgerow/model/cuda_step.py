@@ -15,7 +15,7 @@ from kernels.gpu.int4_moe import int4_moe
 from kernels.gpu.int4_moe_gemm import OrderedExperts, int4_moe_gemm, supports
 from kernels.gpu.int4_moe_gemm import Workspace as Experts
 from kernels.gpu.kv_compact import kv_compact
-from kernels.gpu.linear import linear
+from kernels.gpu.linear import linear, linear_parts, room_of_parts
 from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention
 from kernels.gpu.moe_pack import Ordered
@@ -49,7 +49,7 @@ class Room:
         self.rows = rows
         shared = c.moe_intermediate_size * c.n_shared_experts
         heads, top_k = c.num_attention_heads, c.num_experts_per_tok
-        wide = max(2 * c.intermediate_size, 2 * shared + c.n_routed_experts)
+        wide = 2 * c.intermediate_size, 2 * shared + c.n_routed_experts
 
         def room(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
             return torch.zeros(*shape, device=device, dtype=of)
@@ -60,7 +60,7 @@ class Room:
         self.x, self.delta = room(rows, c.hidden_size, of=floats), room(rows, c.hidden_size, of=floats)
         self.features = room(rows, taps * c.hidden_size, of=floats)
         self.normed = room(rows, c.hidden_size)
-        self.a = room(rows, c.q_lora_rank + c.latent_width, of=floats)
+        self.a = room(room_of_parts(rows, c.q_lora_rank + c.latent_width, c.hidden_size), of=floats)
         self.query_latent = room(rows, c.q_lora_rank)
         self.query = room(rows, heads, c.qk_nope_head_dim + c.qk_rope_head_dim)
         self.q = room(rows, heads, c.latent_width)
@@ -69,7 +69,8 @@ class Room:
         self.states = Workspace(rows, heads, c.kv_lora_rank, device=str(device)) if device.type == "cuda" else None
         self.value = room(rows, heads, c.v_head_dim)
         # one product's outputs, a step's experts and all of its logits: of one width each time
-        self.gate_up = room(rows * wide, of=floats)
+        self.gate_up = room(max(room_of_parts(rows, one, c.hidden_size) for one in wide), of=floats)
+        self.scores = room(rows, c.n_routed_experts, of=floats)
         self.act = room(rows * max(c.intermediate_size, shared))
         self.chosen, self.weights = room(rows, top_k, of=ints), room(rows, top_k, of=floats)
         self.experts: Experts | None = None
@@ -153,8 +154,8 @@ class CudaStep:
         """Attn(normed) into `given`; the rows' latents go into the cache. The softmax scale is in the queries."""
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         position, slot, w = room.position[:n], room.slot[:n], self.weights
-        a, latent, query, q = room.a[:n], room.query_latent[:n], room.query[:n], room.q[:n]
-        linear(room.normed[:n], layer.qkv_a, a)
+        latent, query, q = room.query_latent[:n], room.query[:n], room.q[:n]
+        a = linear_parts(room.normed[:n], layer.qkv_a, room.a)
         mla_inputs(a, layer.q_norm, layer.kv_norm, self.latent_eps, position, slot, w.cos, w.sin, cache, latent)
         linear(latent, layer.q_b, query.flatten(1))
         linear(query[..., : c.qk_nope_head_dim], layer.uk, q[..., : c.kv_lora_rank], scale=c.softmax_scale)
@@ -179,8 +180,8 @@ class CudaStep:
         if not isinstance(w, SparseMlp):
             self.swiglu(w.gate_up, w.down)
             return None
-        gate_up = self.swiglu(w.shared_router, w.shared_down)
-        logits = gate_up[:, gate_up.shape[1] - c.n_routed_experts :]
+        logits = room.scores[:n]
+        self.swiglu(w.shared_router, w.shared_down, logits)
         weights = room.weights[:n]
         self.choose(number, logits, w.bias)
         if room.experts and isinstance(w.gate_up, Ordered) and isinstance(w.down, Ordered):
@@ -202,12 +203,9 @@ class CudaStep:
         law = c.norm_topk_prob, c.routed_scaling_factor
         route(logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n], *law)
 
-    def swiglu(self, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        """down(silu(gate) * up) of `normed` into `delta`; gives what the first product gave, [rows, N]."""
+    def swiglu(self, gate_up: torch.Tensor, down: torch.Tensor, behind: torch.Tensor | None = None) -> None:
+        """down(silu(gate) * up) of `normed` into `delta`; `behind` gets what the first product has behind the two."""
         room, n, width = self.room, self.shape.rows, down.shape[1]
-        wide = room.gate_up[: n * gate_up.shape[0]].view(n, gate_up.shape[0])
         act = room.act[: n * width].view(n, width)
-        linear(room.normed[:n], gate_up, wide)
-        silu_mul(wide, act)
+        silu_mul(linear_parts(room.normed[:n], gate_up, room.gate_up), act, behind)
         linear(act, down, room.delta[:n])
-        return wide

@@ -34,6 +34,22 @@ def follow(PDL: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
+@triton.jit
+def fetch_ahead(rows, live, WIDTH: tl.constexpr):
+    """Begins to read WIDTH bfloat16 from each of these places into L2: weights, which no kernel writes, while the
+    kernel before still runs."""
+    line = tl.arange(0, triton.next_power_of_2(triton.cdiv(WIDTH, 64))) * 64
+    at = rows[:, None] + tl.minimum(line, WIDTH - 1)[None, :]
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [at.to(tl.int64), (live[:, None] & (line < WIDTH)[None, :]).to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 def followed(first: bool = False) -> dict[str, bool]:
     """Arguments of a launch. `first`: what stands before it may be a copy, which no launch can run into."""
     on = _close.get() and not checks.INTERPRETED

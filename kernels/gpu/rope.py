@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.follow import follow, followed
+from kernels.gpu.linear import joined
 from kernels.gpu.shapes import check, check_rows
 
 TEST_SHAPES = [(1, 1, 16), (5, 8, 32), (3, 4, 64)]  # (R, H, D)
@@ -78,26 +79,26 @@ def rope(
 
 @triton.jit
 def _mla_inputs(
-    a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a_row, eps,
+    a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a_row, a_part, eps, PARTS: tl.constexpr,
     Q: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, QB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     follow(PDL)
     r = tl.program_id(0)
     a += r.to(tl.int64) * a_row
     i = tl.arange(0, QB)
-    v = tl.load(a + i, mask=i < Q, other=0.0).to(tl.float32)
+    v = joined(a, i, i < Q, PARTS, a_part)
     v = v * tl.rsqrt(tl.sum(v * v, 0) / Q + eps) * tl.load(q_norm + i, mask=i < Q, other=0.0).to(tl.float32)
     tl.store(out + r.to(tl.int64) * Q + i, v.to(out.dtype.element_ty), mask=i < Q)
     at = tl.load(slot + r).to(tl.int64)
     if at >= 0:
         c = tl.arange(0, LATENT)
-        z = tl.load(a + Q + c).to(tl.float32)
+        z = joined(a, Q + c, c < LATENT, PARTS, a_part)
         z = z * tl.rsqrt(tl.sum(z * z, 0) / LATENT + eps) * tl.load(kv_norm + c).to(tl.float32)
         cache += at * (LATENT + 2 * HALF)
         tl.store(cache + c, z.to(cache.dtype.element_ty))
         e = tl.arange(0, HALF)
-        even = tl.load(a + Q + LATENT + 2 * e).to(tl.float32)
-        odd = tl.load(a + Q + LATENT + 2 * e + 1).to(tl.float32)
+        even = joined(a, Q + LATENT + 2 * e, e < HALF, PARTS, a_part)
+        odd = joined(a, Q + LATENT + 2 * e + 1, e < HALF, PARTS, a_part)
         p = tl.load(position + r).to(tl.int64) * HALF + e
         cosine, sine = tl.load(cos + p), tl.load(sin + p)
         tl.store(cache + LATENT + 2 * e, (even * cosine - odd * sine).to(cache.dtype.element_ty))
@@ -116,12 +117,14 @@ def mla_inputs(
     cache: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """a [R, Q + C + D]; writes cache [S, C + D] at slot [R] int32 (distinct), fills out [R, Q].
+    """a [R, Q + C + D], or in parts [P, R, Q + C + D] as `linear_parts` leaves them.
 
+    Writes cache [S, C + D] at slot [R] int32 (distinct), fills out [R, Q].
     Slots within the cache, positions within the tables: not checked here. ValueError names what does not fit.
     """
-    rows, q, latent, half = a.shape[0], q_norm.shape[0], kv_norm.shape[0], cos.shape[1]
-    check_rows("a", a, q + latent + 2 * half)
+    a = a.unsqueeze(0) if a.dim() == 2 else a
+    rows, q, latent, half = a.shape[1], q_norm.shape[0], kv_norm.shape[0], cos.shape[1]
+    check_rows("a", a[0], q + latent + 2 * half)
     check("cache", cache, (None, latent + 2 * half))
     check("out", out, (rows, q))
     for name, index in (("position", position), ("slot", slot)):
@@ -131,7 +134,7 @@ def mla_inputs(
     _power_of_two("kv_norm", latent)
     _power_of_two("cos", half)
     _mla_inputs[(rows,)](
-        a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a.stride(0), eps,
+        a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a.stride(1), a.stride(0), eps, PARTS=a.shape[0],
         Q=q, LATENT=latent, HALF=half, QB=triton.next_power_of_2(q), num_warps=4,
         **followed(),
     )  # fmt: skip

@@ -98,6 +98,46 @@ def test_add_rmsnorm_begins_with_the_embedding() -> None:
     close(out, add_rmsnorm.reference(x, rand(96), 1e-5, None, None)[1])
 
 
+@pytest.mark.parametrize("rows", [1, 65] if INTERPRETED else [1, 5, 16, 64, 65, 130, 300])
+def test_parts_of_a_product_are_added_to_its_bits(rows: int) -> None:
+    x, w = rand(rows, 4096), rand(40, 4096)
+    whole = linear.linear(x, w, poison(rows, 40, dtype=torch.float32))
+    room = poison(linear.room_of_parts(rows, 40, 4096), dtype=torch.float32)
+    parts = linear.linear_parts(x, w, room)
+    assert parts.shape == (8 if rows <= 64 else 1, rows, 40)
+    summed = parts[0].clone()
+    for part in parts[1:]:
+        summed += part
+    same(summed, whole, "parts have other bits")
+    same(linear.linear(x[-1:], w, poison(1, 40, dtype=torch.float32))[0], whole[-1], "a row alone has other bits")
+    with pytest.raises(ValueError, match="room is 39"):
+        linear.linear_parts(x, w, room[:39])
+
+
+@pytest.mark.parametrize("parts", [1, 8])
+def test_consumers_add_parts_in_order(parts: int) -> None:
+    """As if they had been added before: to the bit."""
+    a = rand(parts, 5, 2 * 96 + 24, dtype=torch.float32)
+    whole = a[0].clone()
+    for part in a[1:]:
+        whole += part
+    out, expected, behind = poison(5, 96), poison(5, 96), poison(5, 24, dtype=torch.float32)
+    silu_mul.silu_mul(a, out, behind)
+    silu_mul.silu_mul(whole, expected)
+    assert torch.equal(out, expected)
+    assert torch.equal(behind, whole[:, 192:])
+    norms, angle = (rand(168), rand(32)), rand(50, 8, dtype=torch.float32)
+    position = torch.randint(0, 50, (5,), dtype=torch.int32).to(DEVICE)
+    slot = torch.tensor([5, -1, 2, 63, 7], dtype=torch.int32, device=DEVICE)
+    found = []
+    for given in (a, whole):
+        cache, latent = torch.zeros(64, 48, dtype=TYPE, device=DEVICE), poison(5, 168)
+        rope.mla_inputs(given, *norms, 1e-5, position, slot, angle.cos(), angle.sin(), cache, latent)
+        found.append((cache, latent))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
 @pytest.mark.parametrize(("rows", "width", "behind"), silu_mul.TEST_SHAPES)
 def test_silu_mul(rows: int, width: int, behind: int) -> None:
     a, out = rand(rows, 2 * width + behind, dtype=torch.float32), poison(rows, width)

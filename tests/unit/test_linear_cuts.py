@@ -1,0 +1,47 @@
+"""How dense products are divided: by the layer's shape and the row count, within a card's memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from kernels.gpu.linear import CUTS, MOST_APART, apart, cut_of, parts_of, room_of_parts
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("n", "k"), CUTS)
+@pytest.mark.parametrize("shared", [1 << 20, 227 * 1024, 99 * 1024])
+def test_a_cut_fits(n: int, k: int, shared: int) -> None:
+    for rows in (1, 16, 17, 64, 512):
+        cut = cut_of(rows, n, k, shared)
+        assert k // parts_of(n, k) % cut.bk == 0
+        assert 0 <= cut.ahead <= k // parts_of(n, k)
+        assert (cut.bm + cut.bn) * cut.bk * 2 * cut.stages <= shared
+        assert cut.stages >= 2
+
+
+def test_parts_are_a_matter_of_the_shape() -> None:
+    """Not of the row count, on which only depends who adds them."""
+    assert parts_of(2112, 7168) == parts_of(896, 7168) == 8
+    assert parts_of(20480, 7168) == parts_of(1536, 1536) == parts_of(384, 384) == 1
+    assert apart(MOST_APART, 896, 7168) == 8
+    assert apart(MOST_APART + 1, 896, 7168) == 1
+    assert room_of_parts(1, 896, 7168) == 8 * 896
+    assert room_of_parts(1000, 896, 7168) == 1000 * 896
+
+
+@pytest.mark.timeout(300)  # thirty seconds of work, on cores that others use too
+@pytest.mark.parametrize("capability", ["90", "120"])
+def test_cuts_compile_without_spills(capability: str) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.gpu_compile_linear", capability]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{2 * len(CUTS)} products" in done.stdout, done.stdout
