@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hedgerow import strict_json
 from hedgerow.errors import InvalidRequest, Unavailable
 
 IMAGES = ("vision_tower.", "mm_projector.")  # tensors of a target that nothing here reads
@@ -76,7 +76,7 @@ def feature_layers(drafter: Path) -> list[int]:
     """
     path = drafter / "config.json"
     try:
-        top = json.loads(path.read_bytes())
+        top = strict_json.loads(path.read_bytes())
         inner = top.get("dflash_config") or {}
         ids = inner.get("target_layer_ids") or top.get("target_layer_ids")
         if not ids:
@@ -108,7 +108,7 @@ def _check_checkpoint(option: str, folder: Path) -> None:
                 raise refuse(f"{name} is missing there")
             continue
         try:
-            read: Any = json.loads(path.read_bytes())
+            read: Any = strict_json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise refuse(f"{name} cannot be read: {error}") from error
         if not isinstance(read, dict):

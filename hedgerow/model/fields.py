@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hedgerow import strict_json
 from hedgerow.errors import InvalidRequest
 
 T = TypeVar("T", int, float, bool, str)
@@ -48,10 +48,10 @@ class Fields:
                 raise ConfigError(file, "file", "no regular file", "must be readable JSON")
             if (size := file.stat().st_size) > MOST:
                 raise ConfigError(file, "file", f"{size} bytes", f"must have at most {MOST} bytes")
-            values = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once)
+            values = strict_json.loads(file.read_text(encoding="utf-8"), once)
         except FileNotFoundError:
             raise ConfigError(file, "file", None, "must exist") from None
-        except (ValueError, OSError, RecursionError) as error:
+        except (ValueError, OSError) as error:
             raise ConfigError(file, "file", str(error), "must be readable JSON") from None
         if not isinstance(values, dict):
             raise ConfigError(file, "file", type(values).__name__, "must be a JSON object")

@@ -6,7 +6,6 @@ without holes. Every complaint names the file, and the tensor where there is one
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
@@ -14,6 +13,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
+from hedgerow import strict_json
 from hedgerow.errors import InvalidRequest
 
 MOST_HEADER = 100_000_000  # bytes, as in the format's own library; K2.6 in one file has 33 MB
@@ -61,10 +61,10 @@ def read_header(path: Path) -> dict[str, Entry]:
             if not 0 < length <= min(MOST_HEADER, size - 8):
                 limit = f"a safetensors header of at most {min(MOST_HEADER, max(size - 8, 0))} bytes"
                 raise CheckpointError(path, "", limit, f"one of {length} bytes, in a file of {size}")
-            pairs = json.loads(file.read(length), object_pairs_hook=Pairs)
+            pairs = strict_json.loads(file.read(length), Pairs)
     except OSError as error:
         raise CheckpointError(path, "", "a file that can be read", error.strerror) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(path, "", "a safetensors header", str(error)) from None
     return entries(path, pairs, 8 + length, size)
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hedgerow import strict_json
 from hedgerow.errors import InvalidRequest, Unavailable
 from services.gateway.declarations import Inexpressible, typescript
 from services.gateway.history import checked
@@ -233,7 +234,12 @@ class Worker:
                         return self._given_up(f"it writes more than {TEXT_BYTES} bytes")
         except BrokenPipeError:
             return self._given_up("its process ended")
-        answer: dict[str, str] = json.loads(b"".join(parts))
+        try:
+            answer = strict_json.loads(b"".join(parts))
+        except ValueError as error:
+            return self._given_up(f"it answers no JSON: {error}")
+        if not isinstance(answer, dict) or not all(isinstance(text, str) for text in answer.values()):
+            return self._given_up("it answers something else than texts by name")
         return answer
 
     def _given_up(self, why: str) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 
 import tiktoken
 
+from hedgerow import strict_json
 from hedgerow.errors import HedgerowError
 
 SPECIAL_TOKENS = 256
@@ -144,7 +144,7 @@ def _read_added(path: Path, ranks: int) -> tuple[dict[int, str], frozenset[int]]
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model folder. Raises TokenizerError."""
     try:
-        value = json.loads(path.read_bytes())
+        value = strict_json.loads(path.read_bytes())
     except OSError as error:
         raise TokenizerError(path, error.strerror or str(error)) from error
     except ValueError as error:

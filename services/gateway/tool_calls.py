@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from hedgerow import strict_json
 from hedgerow.errors import InvalidRequest
 from services.gateway.limits import TOOL_NAME
 from services.gateway.tools import declared
@@ -49,21 +49,8 @@ def name_in(header: str, tools: Tools) -> str | None:
 
 def parsed(arguments: str) -> tuple[dict[str, Any] | None, str]:
     """The JSON object that arguments are, and "", or None and why they are none."""
-
-    def no_number(word: str) -> NoReturn:
-        raise ValueError(f"{word} is no JSON number")
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Of a name that comes twice readers take the first or the last: no two would run the same call."""
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a name comes twice in one object")
-        return found
-
     try:
-        value = json.loads(arguments, parse_constant=no_number, object_pairs_hook=once)
-    except RecursionError:
-        return None, "arguments are nested too deeply"
+        value = strict_json.loads(arguments)
     except ValueError as error:
         return None, f"arguments are not JSON: {error}"
     return (value, "") if isinstance(value, dict) else (None, "arguments are no JSON object")

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
 
+from hedgerow import strict_json
 from hedgerow.errors import InvalidRequest
 from services.gateway.limits import TOOL_BYTES, TOOL_DEPTH, TOOL_NAME, TOOLS, brief
 
@@ -53,13 +54,8 @@ def as_json(value: object) -> str:
 
 
 def _parsed(text: str) -> Any:
-    def no_number(word: str) -> NoReturn:
-        raise ValueError(f"{word} is no JSON number")
-
     try:
-        return json.loads(text, parse_constant=no_number)
-    except RecursionError:
-        raise InvalidRequest(FIELD, brief(text), f"nested at most {TOOL_DEPTH} levels deep") from None
+        return strict_json.loads(text)
     except ValueError as error:
         raise InvalidRequest(FIELD, brief(text), f"a JSON array of tools; {error}") from None
 

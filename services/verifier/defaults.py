@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hedgerow import strict_json
 from hedgerow.errors import InvalidRequest
 from hedgerow.rpc.logs import get_log
 
@@ -44,7 +44,7 @@ def read_defaults(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        said = json.loads(path.read_bytes())
+        said = strict_json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidRequest(str(path), str(error), "a JSON object") from error
     if not isinstance(said, dict):

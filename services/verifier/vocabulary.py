@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 
+from hedgerow import strict_json
 from hedgerow.errors import InvalidRequest
 
 
@@ -25,7 +25,7 @@ def read_vocabulary(folder: Path, size: int) -> list[bytes]:
     except (OSError, ValueError, IndexError) as error:
         raise InvalidRequest(str(ranks), str(error), f"lines of base64 and a rank below {size}") from error
     try:
-        added = json.loads(named.read_bytes()).get("added_tokens_decoder", {})
+        added = strict_json.loads(named.read_bytes()).get("added_tokens_decoder", {})
         for number, entry in added.items():
             pieces[int(number)] = b"" if entry["special"] else str(entry["content"]).encode()
     except (OSError, ValueError, IndexError, KeyError, AttributeError) as error:

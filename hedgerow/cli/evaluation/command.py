@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hedgerow import strict_json
 from hedgerow.cli.command import FAILED, Command, say
 from hedgerow.cli.evaluation import report
 from hedgerow.cli.evaluation.endpoint import Endpoint
@@ -147,7 +148,7 @@ def _http(args: argparse.Namespace) -> Mapping[str, Asks]:
 
 def _object(option: str, text: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(text or "{}")
+        found = strict_json.loads(text or "{}")
     except ValueError:
         found = None
     if not isinstance(found, dict):

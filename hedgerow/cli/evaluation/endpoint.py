@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from hedgerow import strict_json
 from hedgerow.errors import DeadlineExceeded, HedgerowError, Internal, InvalidRequest, Overloaded, Unavailable
 
 MOST_BYTES = 8 << 20  # of an answer
@@ -133,15 +134,15 @@ def _read(response: http.client.HTTPResponse) -> Any:
     if response.status != 200:
         raise _refused(response, bytes(body))
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
+        return strict_json.loads(body)
+    except ValueError:
         raise Internal(f"the endpoint's answer is no JSON: {_shown(bytes(body))}") from None
 
 
 def _refused(response: http.client.HTTPResponse, body: bytes) -> HedgerowError:
     try:
-        said = str(json.loads(body)["error"]["message"])[:SHOWN]
-    except (ValueError, LookupError, TypeError, RecursionError):
+        said = str(strict_json.loads(body)["error"]["message"])[:SHOWN]
+    except (ValueError, LookupError, TypeError):
         said = _shown(body)
     if response.status not in BUSY:
         return Internal(f"the endpoint answered {response.status} {response.reason}: {said}")

@@ -197,8 +197,8 @@ def _watch(child: subprocess.Popen[bytes], result: int, limits: Limits) -> Done:
 def _messages(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.split(b"\n"):
         try:
-            message = json.loads(line)
-        except ValueError:
+            message = json.loads(line)  # NaN and infinity are answers too, wrong ones
+        except (ValueError, RecursionError):
             return
         if not isinstance(message, dict):
             return
