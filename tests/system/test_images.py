@@ -57,6 +57,30 @@ def test_the_gpu_image_has_what_its_kernels_need() -> None:
     assert "nvidia-nccl-cu12" in pins
 
 
+def test_the_gpu_image_is_the_cpu_image_on_another_torch() -> None:
+    """What can be known without its build of ten minutes (test_gpu_image.py): the CPU image is run by other tests."""
+    text = (DOCKER / "Dockerfile").read_text()
+    stages = {
+        name: body.replace(f"build-{name}", "build-engine")
+        for name, body in re.findall(r"^FROM service AS (cpu|gpu)\n(.*?)(?=^FROM |\Z)", text, re.M | re.S)
+    }
+    cpu, gpu = (
+        [line for line in stages[name].replace("\\\n", "").splitlines() if line and not line.startswith("#")]
+        for name in ("cpu", "gpu")
+    )
+    compiler, cache = gpu[:2]
+    assert gpu[2:] == cpu
+    assert compiler.startswith("RUN apt-get update")
+    assert {"gcc", "libc6-dev", "python3-dev"} <= set(compiler.split())
+    assert cache.startswith("ENV TRITON_CACHE_DIR=/tmp/triton")
+    ours, theirs = locked("cpu"), locked("gpu")
+    apart = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
+    assert {name for name in apart if not name.startswith(("nvidia-", "cuda-"))} == {"torch", "triton", "setuptools"}
+    for source in re.findall(r"^COPY (?!--from)(?:--\S+ )*(.+) \S+$", text, re.M):
+        for each in source.split():
+            assert list(ROOT.glob(each)), f"the Dockerfile copies {each}"
+
+
 def test_the_slim_lock_has_no_engine() -> None:
     assert not {"torch", "numpy", "triton", "safetensors"} & locked("slim").keys()
 
