@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Protocol
 
 from hedgerow.engine.drafter import DrafterEngine
-from hedgerow.engine.types import DraftAnswer, DraftBatch, StepResult
-from hedgerow.engine.verifier import Plan, VerifierEngine
+from hedgerow.engine.types import DraftAnswer, DraftBatch, StepResult, Update
+from hedgerow.engine.verifier import VerifierEngine
 
 
 class Drafter(Protocol):
@@ -38,23 +39,41 @@ class NoDrafter:
     async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
         return None
 
+    def propose(self, batch: DraftBatch) -> DraftAnswer | None:
+        return None
+
 
 async def step(engine: VerifierEngine, drafter: Drafter, worker: Executor | None = None) -> StepResult | None:
     """Runs the next step; None when there is nothing to do.
 
     The forward pass blocks: with a `worker` (one thread) the event loop stays free for what arrives meanwhile.
     """
+    if worker is not None and isinstance(drafter, LocalDrafter):
+        return await asyncio.get_running_loop().run_in_executor(worker, step_here, engine, drafter)
     plan = engine.plan()
     if plan is None:
         return None
-    if worker is not None and isinstance(drafter, LocalDrafter):
-        return await asyncio.get_running_loop().run_in_executor(worker, _whole, engine, drafter, plan)
     answer = await drafter.draft(plan.draft) if plan.draft.works or plan.draft.release else None
     if worker is None:
         return engine.verify(plan, answer)
     return await asyncio.get_running_loop().run_in_executor(worker, engine.verify, plan, answer)
 
 
-def _whole(engine: VerifierEngine, drafter: LocalDrafter, plan: Plan) -> StepResult:
-    """Trees and verification, one after the other: one way to the worker and back."""
-    return engine.verify(plan, drafter.propose(plan.draft) if plan.draft.works or plan.draft.release else None)
+def step_here(engine: VerifierEngine, drafter: LocalDrafter | NoDrafter) -> StepResult | None:
+    """The whole step in the caller's thread, for drafters that need no event loop.
+
+    Nothing that it gives is changed by later steps, so that these may run while it is told.
+    """
+    plan = engine.plan()
+    if plan is None:
+        return None
+    asked = plan.draft.works or plan.draft.release
+    result = engine.verify(plan, drafter.propose(plan.draft) if asked else None)
+    return replace(result, updates=[_apart(update) for update in result.updates])
+
+
+def _apart(update: Update) -> Update:
+    """Without what belongs to its sequence, which goes on."""
+    if update.timings is None:
+        return update
+    return replace(update, timings=replace(update.timings), chunks=tuple(update.chunks))

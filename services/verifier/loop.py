@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from hedgerow.engine.step import Drafter, step
+from hedgerow.engine.step import Drafter, LocalDrafter, NoDrafter, step, step_here
 from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import Internal
@@ -19,10 +19,17 @@ STUCK = 30.0  # seconds; the longest step, a full prefill chunk on a busy laptop
 
 
 class StepLoop:
-    """Drives one engine. `deliver` gets every result, in the loop's thread, and must not block."""
+    """Drives one engine. `deliver` gets every result, in the loop's thread, and must not block.
 
-    def __init__(self, engine: VerifierEngine, drafter: Drafter, deliver: Callable[[StepResult], None]) -> None:
+    ahead: a step begins before the result of the one before it is delivered. For a model on a device, whose steps do
+    not compete with messages for the cores, and with a drafter that needs no event loop: others are asked as usual.
+    """
+
+    def __init__(
+        self, engine: VerifierEngine, drafter: Drafter, deliver: Callable[[StepResult], None], ahead: bool = False
+    ) -> None:
         self._engine, self._drafter, self._deliver = engine, drafter, deliver
+        self._here = drafter if ahead and isinstance(drafter, LocalDrafter | NoDrafter) else None
         self._wake = asyncio.Event()
         self._began: float | None = None
         self._worker = computing_thread("verify")
@@ -43,22 +50,34 @@ class StepLoop:
     async def run(self) -> None:
         """Until cancelled. Raises Internal when a step failed, once its updates are delivered."""
         try:
+            coming = self._begin()
             while True:
-                self._began = time.monotonic()
-                result = await step(self._engine, self._drafter, self._worker)
+                result = await coming
                 self._began = None
                 bind(step=result.step_id if result is not None else "")
                 if result is None:
                     await self._sleep()
+                    coming = self._begin()
                     continue
+                failed = self._engine.load().faults
+                if self._here is not None and not failed:
+                    coming = self._begin()
                 self._deliver(result)
-                if self._engine.load().faults:
+                if failed:
                     raise Internal(f"step {result.step_id} failed")
-                # The messages leave before the next step's forward pass competes for the cores.
-                await asyncio.sleep(0)
+                if self._here is None:
+                    # The messages leave before the next step's forward pass competes for the cores.
+                    await asyncio.sleep(0)
+                    coming = self._begin()
         finally:
             # Not awaited: a step that hangs would keep the process.
             self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> Awaitable[StepResult | None]:
+        self._began = time.monotonic()
+        if self._here is None:
+            return step(self._engine, self._drafter, self._worker)
+        return asyncio.get_running_loop().run_in_executor(self._worker, step_here, self._engine, self._here)
 
     async def _sleep(self) -> None:
         """Until somebody wakes the loop, or a deadline passes."""

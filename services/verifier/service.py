@@ -104,7 +104,7 @@ async def _work(
         probe.seen(result)
         _said(probe, health)
 
-    steps = StepLoop(group.engine, drafter, deliver)
+    steps = StepLoop(group.engine, drafter, deliver, ahead=config.device == "cuda")
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
     watch_engine(group.engine.load)
     watch_device(lambda: waited(group.model) + (hosted.waited() if hosted else 0.0))

@@ -128,6 +128,47 @@ async def test_a_step_that_fails_ends_the_loop_after_its_updates(engine: Verifie
     assert [update.finish for result in results for update in result.updates] == [Finish.NONE] * 3 + [Finish.ERROR]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_a_step_runs_while_the_one_before_it_is_told(engine: VerifierEngine, ahead: bool) -> None:
+    """Where that is asked for. What is told is that step's own, whatever the next ones do to the sequence."""
+    results, later, told = list[StepResult](), list[int](), list[str]()
+
+    def deliver(result: StepResult) -> None:
+        told.append(str(result))
+        end = time.monotonic() + 5
+        while ahead and len(results) < 5 and engine.load().steps == result.step_id and time.monotonic() < end:
+            time.sleep(0.001)
+        later.append(engine.load().steps - result.step_id)
+        results.append(result)
+
+    loop = StepLoop(engine, NoDrafter(), deliver, ahead)
+    engine.start(start("session", 6))
+    running = asyncio.create_task(loop.run())
+    await soon(lambda: results and results[-1].updates[-1].finish is Finish.LENGTH)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert later == [int(ahead)] * 5 + [0]
+    assert [update.offset for result in results for update in result.updates] == list(range(6))
+    if ahead:
+        assert [str(result) for result in results] == told
+        first, last = (results[n].updates[0].timings for n in (0, -1))
+        assert first is not None
+        assert last is not None
+        assert first.verify_ns == 0 < first.prefill_ns == last.prefill_ns
+        assert last.verify_ns > 0
+
+
+async def test_a_failed_step_is_told_and_none_is_begun_after_it(engine: VerifierEngine, model: FailingModel) -> None:
+    results: list[StepResult] = []
+    loop = StepLoop(engine, NoDrafter(), results.append, ahead=True)
+    model.left = 3
+    engine.start(start("session", 100))
+    with pytest.raises(Internal, match="step 4 failed"):
+        await asyncio.wait_for(loop.run(), 20)
+    assert [update.finish for result in results for update in result.updates] == [Finish.NONE] * 3 + [Finish.ERROR]
+    assert engine.load().steps == 4
+
+
 async def test_a_failed_engine_tells_every_gateway_before_its_stream_ends(
     engine: VerifierEngine, model: FailingModel
 ) -> None:
