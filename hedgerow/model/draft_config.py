@@ -12,6 +12,7 @@ from typing import NamedTuple
 from hedgerow.model.config import MOST_LAYERS, Rope
 from hedgerow.model.fields import Fields
 
+LAYER_TYPES = ("sliding_attention", "full_attention")
 ARCHITECTURES = ["DFlashDraftModel"], ["DFlash2DraftModel"]  # the first kind and the second
 MOST_PAIRED = 31  # of a selector's candidates; a rank then has five bits
 
@@ -60,13 +61,7 @@ class DraftConfig:
         inner = f.inner("dflash_config") or Fields(f.file, {}, "dflash_config.")
         f.must_be("hidden_act", "silu", "silu")
         f.must_be("attention_bias", False, False)
-        for name, neutral in (
-            ("input_embedding_scale", 1.0),
-            ("output_multiplier", 1.0),
-            ("final_logit_softcapping", None),
-        ):
-            f.must_be(name, neutral, neutral)
-            inner.must_be(name, neutral, neutral)
+        refuse_other_kinds(f, inner)
         if f.values.get("architectures") not in ARCHITECTURES:
             raise f.fail("architectures", "only ['DFlashDraftModel'] and ['DFlash2DraftModel'] are supported")
         where = inner if inner.values.get("block_size") is not None else f
@@ -109,17 +104,51 @@ class DraftConfig:
             raise f.fail("num_key_value_heads", f"must divide num_attention_heads, {self.num_attention_heads}")
 
 
+def refuse_other_kinds(f: Fields, inner: Fields) -> None:
+    """ConfigError for what other drafters of the family have and there is no code for, wherever the key stands.
+
+    attention_mode: of the two names of grouped queries, not of latents; sinks: learnt logits beside the keys;
+    sample_from_anchor, markov_rank: DSpark's, which drafts from row 0.
+    """
+    neutral: dict[str, tuple[object, ...]] = {
+        "input_embedding_scale": (1.0, 1), "output_multiplier": (1.0, 1), "attention_mode": ("gqa", "mha"),
+        "attention_sink_bias": (False,), "add_swa_attention_sink_bias": (False,),
+        "add_full_attention_sink_bias": (False,), "attention_value_scale": (1.0, 1), "partial_rotary_factor": (1.0, 1),
+        "is_neox_style": (True,), "use_aux_hidden_state": (True,), "sample_from_anchor": (False,), "markov_rank": (0,),
+    }  # fmt: skip
+    same = {"draft_vocab_size": "vocab_size", "target_hidden_size": "hidden_size", "v_head_dim": "head_dim"}
+    for where in (f, inner):
+        for name, allowed in neutral.items():
+            where.neutral(name, *allowed)
+        where.must_be("final_logit_softcapping", None, None)
+        for name, of in same.items():
+            if f.values.get(of) is not None:
+                where.neutral(name, f.values[of])
+
+
 def layer_masks(f: Fields, inner: Fields, layers: int) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
-    """Window and causality of each layer; without an explicit flag, sliding layers are causal within the block."""
+    """Window and causality of each layer. Without an explicit flag, those that `layer_types` calls sliding are causal
+    within the block.
+
+    `use_swa` gives every layer a window where `layer_types` gives none: these see both ways. A window is
+    `swa_window_size` or `sliding_window`; which one counts where they differ, serving code does not agree on.
+    """
     types = f.values.get("layer_types") or ["full_attention"] * layers
-    if len(types) != layers or any(t not in ("sliding_attention", "full_attention") for t in types):
+    if not isinstance(types, list) or len(types) != layers or any(t not in LAYER_TYPES for t in types):
         raise f.fail("layer_types", f"{layers} of 'sliding_attention' or 'full_attention'")
-    explicit = f.values.get("is_causal", inner.values.get("causal"))
-    window = f.size("sliding_window") if "sliding_attention" in types else None
     sliding = tuple(t == "sliding_attention" for t in types)
-    return tuple(window if s else None for s in sliding), tuple(
-        s if explicit is None else bool(explicit) for s in sliding
-    )
+    windowed = sliding if any(sliding) or not inner.get("use_swa", bool, False) else (True,) * layers
+    explicit = f.values.get("is_causal", inner.values.get("causal"))
+    causal = tuple(s if explicit is None else bool(explicit) for s in sliding)
+    if not any(windowed):
+        return (None,) * layers, causal
+    f.neutral("use_sliding_window", True)
+    if inner.values.get("swa_window_size") is None:
+        window = f.size("sliding_window")
+    else:
+        window = inner.size("swa_window_size")
+        f.neutral("sliding_window", window)
+    return tuple(window if w else None for w in windowed), causal
 
 
 def size_of(f: Fields, inner: Fields, name: str) -> int | None:

@@ -109,6 +109,12 @@ class Fields:
             raise self.fail(name, "must be an integer or a list of them")
         return tuple(listed)
 
+    def neutral(self, name: str, *allowed: object) -> None:
+        """Refuses what is neither absent nor null nor one of these, for which there is no code."""
+        value = self.values.get(name)
+        if value is not None and not any(value == one and type(value) is type(one) for one in allowed):
+            raise self.fail(name, f"only {' and '.join(map(repr, allowed))} {'are' if allowed[1:] else 'is'} supported")
+
     def must_be(self, name: str, allowed: object, default: object) -> None:
         """Refuses a value for which there is no code."""
         if self.values.get(name, default) != allowed:
