@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -109,9 +109,9 @@ class Routes(Protocol):
         ...
 
 
-def experts(model: object) -> float | None:
-    """As `Routes.experts`; None of a model that does not know."""
-    return model.experts() if isinstance(model, Routes) else None
+def experts_of(model: object) -> Callable[[], float | None]:
+    """As `Routes.experts`; None each time of a model that does not know."""
+    return model.experts if isinstance(model, Routes) else lambda: None
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal
 from hedgerow.model.devices import Device
-from hedgerow.model.interface import Prepares, experts, shards, waited
+from hedgerow.model.interface import Prepares, experts_of, shards, waited
 from hedgerow.model.interface import Target as Model
 from hedgerow.model.loader import embedding_and_head_hash
 from hedgerow.model.room import cache_pages
@@ -108,7 +108,7 @@ async def _work(
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
     watch_engine(group.engine.load)
     watch_device(lambda: waited(group.model) + (hosted.waited() if hosted else 0.0))
-    servicer.count_experts(partial(experts, group.model))
+    servicer.count_experts(experts_of(group.model))
     if (there := peer or hosted) is not None:
         watch_drafter(there.counters, lambda: there.connected)
         watch_acceptance(lambda: probe.measured)

@@ -12,7 +12,7 @@ from hedgerow.engine.types import StepResult, StepTimings
 from hedgerow.model import moe
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.compiled import CompiledK2
-from hedgerow.model.interface import experts
+from hedgerow.model.interface import experts_of
 from hedgerow.model.k2 import K2Model
 from hedgerow.rpc import telemetry
 from kernels.moe_route import Route, moe_route
@@ -79,7 +79,7 @@ def test_a_layer_that_was_not_computed_is_not_counted(tiny: TinyPaths) -> None:
 
 
 def test_a_model_that_does_not_know_is_not_asked() -> None:
-    assert experts(object()) is None
+    assert experts_of(object())() is None
 
 
 def result(verify_ns: int) -> StepResult:
