@@ -6,15 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
 
-import grpc
 import pytest
+
+from tests.trace_collector import Collector, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "planted-collector-key"
-EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 SENDER = """
 import sys
 from hedgerow.rpc import trace_export, tracing
@@ -26,31 +25,10 @@ trace_export.stop()
 """
 
 
-class Collector(grpc.GenericRpcHandler):
-    """Takes spans whose call carries the key, and refuses others with what they carried."""
-
-    def __init__(self) -> None:
-        self.heard: list[dict[str, str | bytes]] = []
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if details.method != EXPORT:
-            return None
-
-        def export(request: bytes, context: grpc.ServicerContext) -> bytes:
-            self.heard.append(dict(context.invocation_metadata()))
-            if self.heard[-1].get("x-key") != KEY:
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, f"not {self.heard[-1].get('x-key')}")
-            return b""
-
-        return grpc.unary_unary_rpc_method_handler(export)
-
-
 @pytest.fixture
 def collector() -> Iterator[tuple[Collector, str]]:
-    made = Collector()
-    server = grpc.server(futures.ThreadPoolExecutor(1), handlers=(made,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+    made = Collector(KEY)
+    server, port = serve(made, "127.0.0.1:0")
     yield made, f"127.0.0.1:{port}"
     server.stop(0).wait()
 

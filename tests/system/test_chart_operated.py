@@ -75,6 +75,14 @@ def test_notes_name_every_file_that_a_client_needs(tmp_path: Path) -> None:
             assert re.search(rf"[> ]{file}\b.*$", said.replace(command, ""), re.M), f"how to get {file}"
 
 
+def test_notes_say_how_the_store_is_operated(tmp_path: Path) -> None:
+    said = notes(tmp_path)
+    (words,) = re.findall(r"exec -i (\S+) -c (\S+) -- hedgerow-store", said)
+    spec = pod_specs(render("values"))["StatefulSet/demo-hedgerow-redis"]
+    assert words[0] == "demo-hedgerow-redis-0"
+    assert words[1] in {each["name"] for each in spec["containers"]}
+
+
 def test_alerts_find_their_series_whatever_the_objects_are_called(tmp_path: Path) -> None:
     """The operator takes the job from the Service's label that jobLabel names, else from the Service's name."""
     sets = ("fullnameOverride=inference", "metrics.serviceMonitor.enabled=true", "metrics.prometheusRule.enabled=true")

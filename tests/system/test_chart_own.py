@@ -120,6 +120,7 @@ def test_helm_test_believes_what_clients_do(sets: tuple[str, ...], ca: str) -> N
         ("gateway.extraEnv[0].name=HEDGEROW_LISTEN", "gateway.extraEnv: HEDGEROW_LISTEN is a setting"),
         ("kvstore.extraEnv[0].value=x", "missing property 'name'"),
         ("verifier.env.OTEL_EXPORTER_OTLP_HEADERS=key=x", "tracing.existingSecret names a Secret"),
+        ("gateway.extraEnv[0].name=OTEL_EXPORTER_OTLP_HEADERS,gateway.extraEnv[0].value=x", "tracing.existingSecret"),
         ("drafter.env.OTEL_EXPORTER_OTLP_ENDPOINT=x", "tracing.endpoint says where spans go"),
         ("redis.tls.caSecret=x", "redis.bundled is true"),
         (f"{','.join(YOURS)},redis.tls.caSecret=x,redis.tls.caConfigMap=y", "one is enough"),
