@@ -86,8 +86,9 @@ class RankedStep(CudaStep):
     def feed(self, number: int) -> None:
         self.block, delta = 1, self.room.delta[: self.shape.rows]
         for mine, part in zip(self.shares, self.sums.parts(1, self.shape.rows), strict=True):
-            routed = self.mlp(number, mine.layers[number])
-            rank_part(delta, routed, part)
+            routed = self.mlp(number, mine.layers[number], part)
+            if routed is not None:
+                rank_part(delta, routed, part)
 
     def close(self, w: torch.Tensor, routed: torch.Tensor | None = None, tap: torch.Tensor | None = None) -> None:
         n = self.shape.rows

@@ -139,7 +139,7 @@ class CudaStep:
 
     def feed(self, number: int) -> torch.Tensor | None:
         """What its feed-forward block adds, the same way; of routed experts, what `close` is given."""
-        return self.mlp(number, self.weights.layers[number])
+        return self.mlp(number, self.weights.layers[number], self.room.delta[: self.shape.rows])
 
     def close(self, w: torch.Tensor, routed: torch.Tensor | None = None, tap: torch.Tensor | None = None) -> None:
         """Ends a block: the residual stream, and the next one's input, by norm `w`."""
@@ -173,20 +173,20 @@ class CudaStep:
         linear(context, layer.uv, value)
         linear(value.flatten(1), layer.o, given)
 
-    def mlp(self, number: int, layer: CudaLayer) -> torch.Tensor | None:
-        """MLP(normed) into `delta`, the routed experts' part beside it."""
+    def mlp(self, number: int, layer: CudaLayer, given: torch.Tensor) -> torch.Tensor | None:
+        """MLP(normed) into `given`; or the shared expert's into `delta`, and the routed experts' is given back."""
         c, room, n, w = self.c, self.room, self.shape.rows, layer.mlp
-        normed = room.normed[:n]
+        normed, delta = room.normed[:n], room.delta[:n]
         if not isinstance(w, SparseMlp):
-            self.swiglu(w.gate_up, w.down)
+            self.swiglu(w.gate_up, w.down, given)
             return None
         logits = room.scores[:n]
-        self.swiglu(w.shared_router, w.shared_down, logits)
+        self.swiglu(w.shared_router, w.shared_down, delta, logits)
         weights = room.weights[:n]
         self.choose(number, logits, w.bias)
         if room.experts and isinstance(w.gate_up, Ordered) and isinstance(w.down, Ordered):
-            delta, experts = room.delta[:n], OrderedExperts(w.gate_up, w.down)
-            int4_moe_gemm(normed, room.chosen[:n], weights, experts, room.experts, delta, delta)
+            experts = OrderedExperts(w.gate_up, w.down)
+            int4_moe_gemm(normed, room.chosen[:n], weights, experts, room.experts, given, delta)
             return None
         pairs = room.pairs[: c.n_routed_experts * n].view(c.n_routed_experts, n)
         expert_lists(room.chosen[:n], pairs, room.counts)
@@ -203,9 +203,11 @@ class CudaStep:
         law = c.norm_topk_prob, c.routed_scaling_factor
         route(logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n], *law)
 
-    def swiglu(self, gate_up: torch.Tensor, down: torch.Tensor, behind: torch.Tensor | None = None) -> None:
-        """down(silu(gate) * up) of `normed` into `delta`; `behind` gets what the first product has behind the two."""
+    def swiglu(
+        self, gate_up: torch.Tensor, down: torch.Tensor, given: torch.Tensor, behind: torch.Tensor | None = None
+    ) -> None:
+        """down(silu(gate) * up) of `normed` into `given`; `behind` gets what the first product has behind the two."""
         room, n, width = self.room, self.shape.rows, down.shape[1]
         act = room.act[: n * width].view(n, width)
         silu_mul(linear_parts(room.normed[:n], gate_up, room.gate_up), act, behind)
-        linear(act, down, room.delta[:n])
+        linear(act, down, given)

@@ -161,26 +161,24 @@ def _rank_part(delta, partials, out, H: tl.constexpr, SLOTS: tl.constexpr, BLOCK
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = i < H
     v = tl.load(delta + r * H + i, mask=live, other=0.0)
-    if SLOTS:
-        routed = tl.zeros((BLOCK,), tl.float32)
-        for j in tl.static_range(SLOTS):
-            routed += tl.load(partials + (r * SLOTS + j) * H + i, mask=live, other=0.0)
-        v += routed
+    routed = tl.zeros((BLOCK,), tl.float32)
+    for j in tl.static_range(SLOTS):
+        routed += tl.load(partials + (r * SLOTS + j) * H + i, mask=live, other=0.0)
+    v += routed
     tl.store(out + r * H + i, v.to(out.dtype.element_ty), mask=live)
 
 
-def rank_part(delta: torch.Tensor, partials: torch.Tensor | None, out: torch.Tensor) -> None:
-    """out[r] = delta[r] + sum_j partial[r, j], j ascending, rounded once: a rank's part of a feed-forward block.
+def rank_part(delta: torch.Tensor, partials: torch.Tensor, out: torch.Tensor) -> None:
+    """out[r] = delta[r] + sum_j partial[r, j], j ascending, rounded once: a rank's part of a sparse block.
 
     delta [R, H], partials [R, J, H] float32 -> out [R, H]. ValueError names what does not fit.
     """
     rows, hidden = out.shape
     check("delta", delta, (rows, hidden), torch.float32)
-    if partials is not None:
-        check("partials", partials, (rows, None, hidden), torch.float32)
+    check("partials", partials, (rows, None, hidden), torch.float32)
     check("out", out, (rows, hidden))
-    block, slots = min(1024, triton.next_power_of_2(hidden)), 0 if partials is None else partials.shape[1]
+    block = min(1024, triton.next_power_of_2(hidden))
     _rank_part[(rows, triton.cdiv(hidden, block))](
-        delta, delta if partials is None else partials, out, H=hidden, SLOTS=slots, BLOCK=block, num_warps=4,
+        delta, partials, out, H=hidden, SLOTS=partials.shape[1], BLOCK=block, num_warps=4,
         **followed(),
     )  # fmt: skip
