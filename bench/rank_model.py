@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import torch
 
@@ -21,10 +22,13 @@ from hedgerow.model.cuda import CudaK2
 from hedgerow.model.cuda_cache import CudaCache
 from hedgerow.model.cuda_graph import Recorded
 from hedgerow.model.cuda_plan import Fields, Shape
+from hedgerow.model.cuda_ranked import RankedK2
 from hedgerow.model.cuda_shapes import shape_of
 from hedgerow.model.cuda_step import CudaStep
 from hedgerow.model.cuda_weights import Experts, Packed, Reader
+from hedgerow.model.tensors import WHOLE, Share, Wanted, axis_of
 from hedgerow.weights.published import TRUE, Sizes, config
+from kernels.collectives import Ranks
 from kernels.sample import Law
 from kernels.tree_accept import WalkRows
 
@@ -34,11 +38,11 @@ CODE = math.sqrt(21.5)  # root mean square of -8 .. 7
 COMMON = 100.0  # added to a logit: that expert is chosen
 
 
-def rank_sizes(layers: int = TRUE.layers, ranks: int = RANKS) -> Sizes:
-    """Of one of `ranks` ranks."""
+def rank_sizes(layers: int = TRUE.layers, mine: int = 1) -> Sizes:
+    """Of `mine` of eight ranks together."""
     return replace(
-        TRUE, layers=layers, vocab=TRUE.vocab // ranks, dense_width=TRUE.dense_width // ranks,
-        width=TRUE.width // ranks, heads=TRUE.heads // ranks,
+        TRUE, layers=layers, vocab=TRUE.vocab * mine // RANKS, dense_width=TRUE.dense_width * mine // RANKS,
+        width=TRUE.width * mine // RANKS, heads=TRUE.heads * mine // RANKS,
     )  # fmt: skip
 
 
@@ -49,11 +53,13 @@ def rank_config(sizes: Sizes) -> K2Config:
 
 
 class Drawn(Reader):
-    """Random weights of the shapes that are asked for, made where they stay: products of variance one."""
+    """Random weights of the shapes that are asked for, made where they stay: products of variance one. Of a `share`
+    its part; what is on every rank is the same there."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> None:
-        self.device, self.dtype, self._seed = device, dtype, seed
-        self._draw = torch.Generator(device).manual_seed(seed)
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype = torch.bfloat16, seed: int = 0, share: Share = WHOLE
+    ) -> None:
+        self.device, self.dtype, self.share, self._seed = device, dtype, share, seed
 
     @property
     def folder(self) -> Path:
@@ -63,12 +69,22 @@ class Drawn(Reader):
     def hash(self) -> str:
         return f"drawn-{self._seed}"
 
+    def part(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return Wanted(name, shape, (), axis_of(name)).part(self.share.ranks)
+
+    def draw(self, name: str) -> torch.Generator:
+        rank = 0 if axis_of(name) is None else self.share.rank
+        return torch.Generator(self.device).manual_seed(crc32(f"{self._seed} {rank} {name}".encode()))
+
     def dense(self, *names_and_shapes: tuple[str, tuple[int, ...]]) -> torch.Tensor:
-        (_, first), rows = names_and_shapes[0], sum(shape[0] for _, shape in names_and_shapes)
-        out = torch.empty((rows, *first[1:]), device=self.device, dtype=self.dtype)
-        if len(first) == 1:
-            return out.uniform_(0.75, 1.25, generator=self._draw)
-        return out.normal_(0.0, first[1] ** -0.5, generator=self._draw)
+        parts = [self.part(*pair) for pair in names_and_shapes]
+        out = torch.empty((sum(part[0] for part in parts), *parts[0][1:]), device=self.device, dtype=self.dtype)
+        for (name, shape), place in zip(names_and_shapes, out.split([part[0] for part in parts]), strict=True):
+            if len(shape) == 1:
+                place.uniform_(0.75, 1.25, generator=self.draw(name))
+            else:
+                place.normal_(0.0, shape[1] ** -0.5, generator=self.draw(name))
+        return out
 
     def float32(self, name: str, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, device=self.device)
@@ -76,35 +92,28 @@ class Drawn(Reader):
     def experts(self, names: list[list[str]], rows: int, columns: int, int4: bool) -> Experts:
         """Every code is as likely as any other."""
         assert int4
-        count, height = len(names), len(names[0]) * rows
-        words = torch.empty(count, height, columns // 8, dtype=torch.int32, device=self.device)
-        words.view(torch.int64).random_(-(1 << 63), None, generator=self._draw)
-        scales = torch.empty(count, height, columns // 32, dtype=self.dtype, device=self.device)
+        height, width = self.part(f"{names[0][0]}.weight", (rows, columns))
+        count, height, draw = len(names), len(names[0]) * height, self.draw(f"{names[0][0]}.weight")
+        words = torch.empty(count, height, width // 8, dtype=torch.int32, device=self.device)
+        words.view(torch.int64).random_(-(1 << 63), None, generator=draw)
+        scales = torch.empty(count, height, width // 32, dtype=self.dtype, device=self.device)
         scale = columns**-0.5 / CODE
-        return Packed(words, scales.uniform_(0.75 * scale, 1.25 * scale, generator=self._draw))
+        return Packed(words, scales.uniform_(0.75 * scale, 1.25 * scale, generator=draw))
 
 
-class ReplayedStep(CudaStep):
-    """The engine's step, whose router is overruled: its product is made, and replayed logits choose."""
+class Replays(CudaK2):
+    """A model whose routers are overruled: their products are made, and replayed logits choose."""
 
     routing: torch.Tensor  # [layers, rows, experts] float32
 
-    def choose(self, number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:
-        super().choose(number, self.routing[number, : len(logits)], bias)
-
-
-class RankModel(CudaK2):
-    """The engine's model, with replayed routing and its recorded steps at hand."""
-
-    def __init__(self, config: K2Config, reader: Reader, feature_layers: Sequence[int], rows: int) -> None:
-        self.routing = torch.zeros(config.num_hidden_layers, rows, config.n_routed_experts, device=reader.device)
-        super().__init__(config, reader, feature_layers)
-
     def step(self, shape: Shape, fields: Fields[torch.Tensor]) -> CudaStep:
-        made = ReplayedStep(
-            self.config, self._weights, self.feature_layers, self.latent_eps, self._room, shape, fields
-        )  # fmt: skip
-        made.routing = self.routing
+        made = super().step(shape, fields)
+        choose, routing = made.choose, self.routing
+
+        def replayed(number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:
+            choose(number, routing[number, : len(logits)], bias)
+
+        made.choose = replayed  # type: ignore[method-assign]
         return made
 
     def fill(self, pages: int) -> CudaCache:
@@ -121,3 +130,25 @@ class RankModel(CudaK2):
         asked = self._asked(rows, cache)
         shape = shape_of(asked, self._room.rows, self._most_pages)._replace(whole=True)
         return self._passes[shape].launch
+
+
+class RankModel(Replays):
+    """One rank alone: the engine's model."""
+
+    def __init__(self, config: K2Config, reader: Reader, feature_layers: Sequence[int], rows: int) -> None:
+        self.routing = no_routing(config, rows, reader.device)
+        super().__init__(config, reader, feature_layers)
+
+
+class RankedModel(Replays, RankedK2):
+    """Some ranks of several, with the sums between them."""
+
+    def __init__(
+        self, config: K2Config, readers: Sequence[Reader], ranks: Ranks, feature_layers: Sequence[int], rows: int
+    ) -> None:
+        self.routing = no_routing(config, rows, readers[0].device)
+        RankedK2.__init__(self, config, readers, ranks, feature_layers)
+
+
+def no_routing(config: K2Config, rows: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(config.num_hidden_layers, rows, config.n_routed_experts, device=device)

@@ -4,9 +4,11 @@
         [--profile 1x1 1x16 8x8] [--layers 61] [--out bench/results/rank-step.json]
 
 Weights are drawn on the device in the true shapes (76 GB); model and step are the engine's own (bench/rank_model.py):
-from the rows' tokens to the accepted path, its latents moved and its features on the host, in one CUDA graph. Without
-communication: what a rank computes by itself. Every sequence has a tree of so many rows after `context` tokens, its
-pages in random order. Routing is replayed: uniform, or with a set overlap between the rows of a tree.
+from the rows' tokens to the accepted path, its latents moved and its features on the host, in one CUDA graph. With
+`--ranks 1`, the default, without communication: what a rank computes by itself. `--ranks 2`: two of the eight on two
+GPUs, whose sums are made between them (bench/rank_pair.py); the slower one's times. Every sequence has a tree of so many
+rows after `context` tokens, its pages in random order. Routing is replayed: uniform, or with a set overlap between the
+rows of a tree.
 
 `ms`: median of rounds of replays, which take turns with nothing else; `verify` is the whole call, the host's part
 too. `floor`: bytes of weights, of the distinct experts and of the cache over the read rate that this run measured
@@ -29,10 +31,13 @@ import torch
 
 from bench.device_rates import Rates, measure_rates, milliseconds
 from bench.rank_floor import dense_bytes, distinct, least, routing
-from bench.rank_model import COMMON, GREEDY, Drawn, RankModel, rank_config, rank_sizes
+from bench.rank_model import COMMON, GREEDY, Drawn, RankedModel, RankModel, rank_config, rank_sizes
+from bench.rank_pair import pair
 from bench.rank_profile import Profile, profile
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.cuda_cache import CudaCache
+from hedgerow.model.tensors import Share
+from kernels.collectives import Ranks, connect
 from kernels.gpu.row_layout import PAGE
 from kernels.tree_accept import WalkRows
 
@@ -54,13 +59,20 @@ class Cell(NamedTuple):
 
 
 class Bench:
-    """The rank, its cache, and the random numbers of all cells."""
+    """The rank, its cache, and the random numbers of all cells. `ranks`: of how many it is one; all of them call the
+    same."""
 
-    def __init__(self, layers: int, most: Cell, rows: int) -> None:
-        self.device = torch.device("cuda")
+    def __init__(self, layers: int, most: Cell, rows: int, ranks: Ranks | None = None) -> None:
+        self.ranks = ranks
+        self.device = torch.device("cuda", ranks.mine[0] if ranks else 0)
         self.config = rank_config(rank_sizes(layers))
         taps = [tap for tap in TAPS if tap < layers]
-        self.model = RankModel(self.config, Drawn(self.device), taps, rows)
+        self.model: RankModel | RankedModel
+        if ranks is None:
+            self.model = RankModel(self.config, Drawn(self.device), taps, rows)
+        else:
+            drawn = Drawn(self.device, share=Share(ranks.mine[0], ranks.count))
+            self.model = RankedModel(rank_config(rank_sizes(layers, ranks.count)), [drawn], ranks, taps, rows)
         self.dense = dense_bytes(self.config)
         self.each = -(-(most.context + most.rows) // PAGE)
         self.cache = self.model.fill(most.batch * self.each)
@@ -68,7 +80,9 @@ class Bench:
 
     def trees(self, cell: Cell) -> tuple[list[SequenceRows], list[WalkRows]]:
         order = torch.randperm(self.cache.pages, generator=self.draw, device=self.device).tolist()
-        tokens = torch.randint(0, self.config.vocab_size, (cell.batch, cell.rows)).tolist()
+        tokens = torch.randint(
+            0, self.config.vocab_size, (cell.batch, cell.rows), generator=self.draw, device=self.device
+        ).tolist()
         parents = [(row - 1) // 2 if row else -1 for row in range(cell.rows)]
         rows = [
             SequenceRows(
@@ -79,6 +93,12 @@ class Bench:
         ]  # fmt: skip
         return rows, [WalkRows(n * cell.rows, parents, tokens[n], GREEDY) for n in range(cell.batch)]
 
+    def agreed(self, count: int) -> int:
+        """The first rank's: a rank that replays more often than another waits for ever."""
+        if self.ranks is None:
+            return count
+        return int(self.ranks.gather([torch.tensor([count], device=self.device)])[0])
+
     def measure(self, cell: Cell, rates: Rates, rounds: int) -> dict[str, Any]:
         rows, trees = self.trees(cell)
         replayed = routing(self.config, cell.batch, cell.rows, cell.overlap, self.draw, COMMON)
@@ -87,7 +107,7 @@ class Bench:
         experts = distinct(self.config, replayed)
         torch.cuda.synchronize()
         once = milliseconds(launch)
-        replays = max(3, round(ROUND_MS / once))
+        replays = self.agreed(max(3, round(ROUND_MS / once)))
 
         def several() -> None:
             for _ in range(replays):
@@ -151,6 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--most-rows", type=int, default=256, help="of a step; larger cells are left out")
     parser.add_argument("--layers", type=int, default=61)
+    parser.add_argument("--ranks", type=int, default=1, help="of the eight, a GPU each")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--meeting", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no cell is begun after so many")
     parser.add_argument("--commit", default="", help="of the sources")
@@ -158,18 +181,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
-    begun = time.monotonic()
+    if asked.ranks > 1 and asked.rank is None:
+        return pair(asked.ranks, list(arguments if arguments is not None else sys.argv[1:]), asked.out)
+    begun, ranks = time.monotonic(), None
+    if asked.rank is not None:
+        torch.cuda.set_device(asked.rank)
+        ranks = connect("nccl", asked.meeting, asked.rank, asked.ranks, 60)
     rates = measure_rates()
     print(rates.describe(), flush=True)
     torch.cuda.empty_cache()
     wanted = list(cells(asked))
     most = Cell(max(c.batch for c in wanted), max(c.rows for c in wanted), max(c.context for c in wanted), 0.0)
-    bench = Bench(asked.layers, most, asked.most_rows)
+    bench = Bench(asked.layers, most, asked.most_rows, ranks)
     torch.cuda.synchronize()
     print(f"{torch.cuda.memory_allocated() / 1e9:.1f} GB made after {time.monotonic() - begun:.0f} s", flush=True)
     rows, profiles, failures = list[dict[str, Any]](), dict[str, Profile](), list[str]()
     for cell in wanted:
-        if time.monotonic() - begun > asked.seconds:
+        if bench.agreed(time.monotonic() - begun > asked.seconds):
             failures.append(f"{cell}: no time left")
             continue
         rows.append(bench.measure(cell, rates, asked.rounds))
@@ -180,8 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(profiles[key].describe(key), flush=True)
     report = {
         "device": torch.cuda.get_device_name(), "commit": asked.commit, "torch": torch.__version__,
-        "law": bench.model.kernel_law, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "layers": asked.layers,
-        "rates": rates._asdict(), "dense_bytes": bench.dense, "cells": rows,
+        "ranks": asked.ranks, "law": bench.model.kernel_law, "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "layers": asked.layers, "rates": rates._asdict(), "dense_bytes": bench.dense, "cells": rows,
         "profiles": {key: found.as_dict() for key, found in profiles.items()}, "failures": failures,
     }  # fmt: skip
     asked.out.write_text(json.dumps(report, indent=1) + "\n")

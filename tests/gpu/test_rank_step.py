@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from bench.rank_floor import dense_bytes, distinct, expert_bytes, least, routing
 from bench.rank_model import COMMON, GREEDY, Drawn, RankModel, rank_config, rank_sizes
+from bench.rank_pair import slower
 from bench.rank_profile import Event, classified
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.config import K2Config
@@ -22,6 +23,7 @@ from hedgerow.model.cuda_step import CudaStep
 from hedgerow.model.cuda_weights import Reader
 from hedgerow.model.loader import Checkpoint
 from hedgerow.model.memory import weights
+from hedgerow.model.tensors import Share
 from kernels.tree_accept import WalkRows
 from tests.tiny import TinyDrafter, TinyTarget, write_tiny
 
@@ -125,3 +127,29 @@ def test_a_profile_tells_products_apart_by_their_place() -> None:
     assert found.classes["add + norm"] == (5, 10.0)
     assert found.span == pytest.approx(2.0 * len(names) + 2.5)
     assert sum(us for _, us in found.classes.values()) == pytest.approx(found.span)
+
+
+def test_a_share_of_drawn_weights_is_a_part_and_what_all_have_is_equal() -> None:
+    """Halves of divided tensors differ between ranks; norms and the router are the same on both."""
+    shares = [Drawn(DEVICE, DTYPE, share=Share(rank, 2)) for rank in range(2)]
+    base = "model.layers.1."
+    for name, shape, part in (
+        ("self_attn.q_b_proj.weight", (64, 32), (32, 32)),
+        ("self_attn.o_proj.weight", (32, 64), (32, 32)),
+        ("mlp.gate.weight", (8, 32), (8, 32)),
+        ("input_layernorm.weight", (32,), (32,)),
+    ):
+        one, other = (share.dense((base + name, shape)) for share in shares)
+        assert one.shape == other.shape == part
+        assert torch.equal(one, other) == (part == shape), name
+    names = [[f"{base}mlp.experts.{e}.{part}_proj" for part in ("gate", "up")] for e in range(3)]
+    assert shares[0].experts(names, 64, 128, True)[0].shape == (3, 64, 16)
+    down = [[f"{base}mlp.experts.{e}.down_proj"] for e in range(3)]
+    one, other = (share.experts(down, 128, 64, True)[0] for share in shares)
+    assert one.shape == (3, 128, 4)
+    assert not torch.equal(one, other)
+
+
+def test_of_two_ranks_the_slower_one_counts() -> None:
+    reports = [{"commit": str(n), "cells": [{"ms": 1.0 + n, "rank": n}, {"ms": 5.0 - n, "rank": n}]} for n in range(2)]
+    assert slower(reports) == {"commit": "0", "cells": [{"ms": 2.0, "rank": 1}, {"ms": 5.0, "rank": 0}]}
