@@ -6,9 +6,9 @@
 Weights are drawn on the device in the true shapes (76 GB); model and step are the engine's own (bench/rank_model.py):
 from the rows' tokens to the accepted path, its latents moved and its features on the host, in one CUDA graph. With
 `--ranks 1`, the default, without communication: what a rank computes by itself. `--ranks 2`: two of the eight on two
-GPUs, whose sums are made between them (bench/rank_pair.py); the slower one's times. Every sequence has a tree of so many
-rows after `context` tokens, its pages in random order. Routing is replayed: uniform, or with a set overlap between the
-rows of a tree.
+GPUs, whose sums are made between them (bench/rank_pair.py); the slower one's times. Every sequence has a tree of so
+many rows after `context` tokens, its pages in random order. Routing is replayed: uniform, or with a set overlap between
+the rows of a tree.
 
 `ms`: median of rounds of replays, which take turns with nothing else; `verify` is the whole call, the host's part
 too. `floor`: bytes of weights, of the distinct experts and of the cache over the read rate that this run measured
