@@ -163,6 +163,7 @@ def test_a_colocated_drafter_keeps_what_is_its_own() -> None:
     [
         (("verifier.groupSize=2",), "need verifier.kind LeaderWorkerSet and its controller"),
         ((LWS, "verifier.groupSize=2"), "verifier.config.tensor_parallel, 1, must be a multiple of 2"),
+        ((*SEVERAL, "verifier.config.device=cuda"), "must be 1 where verifier.config.device is cuda"),
         ((LWS, "verifier.groupSize=2", "verifier.config.tensor_parallel=3"), "tensor_parallel, 3, must be a multiple"),
         (("verifier.set=b", "previous[0].verifier.set=,previous[0].verifier.groupSize=2"), "need verifier.kind"),
     ],

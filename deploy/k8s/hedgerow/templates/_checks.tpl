@@ -38,6 +38,8 @@
 {{- fail (printf "verifier.groupSize: %d pods of a group need verifier.kind LeaderWorkerSet and its controller; a StatefulSet's group is one pod" $size) -}}
 {{- else if and (gt $size 1) (or (lt $ranks $size) (ne (mod $ranks $size) 0)) -}}
 {{- fail (printf "verifier.groupSize: verifier.config.tensor_parallel, %d, must be a multiple of %d: each pod of a group has as many ranks" $ranks $size) -}}
+{{- else if and (gt $size 1) (eq (default "cpu" $set.verifier.config.device) "cuda") -}}
+{{- fail "verifier.groupSize: ranks on GPUs are of one pod: it must be 1 where verifier.config.device is cuda" -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.redis.tls -}}
