@@ -121,7 +121,14 @@ def test_sources_become_checkpoints_that_the_engine_reads(tmp_path: Path, monkey
     figures = json.loads((tmp_path / "chosen" / "train_selector.json").read_text())
     assert figures["rank_8"]["nats"] > 0
 
+    taught = ("--target", "target", "--drafter", "two", "--out", "taught", "--ranks", "4", "8", "--seconds", "1")
+    stage(monkeypatch, "teach_selector", *taught, "--tiny", "--device", "cpu")
+    judged = json.loads((tmp_path / "taught" / "train_selector.json").read_text())["left_out"]
+    assert [each["rank"] for each in judged] == [4, 8]
+    assert all(each["chain"] >= 1 and each["marginal_chain"] >= 1 for each in judged)
+
     drafter = DFlashModel.load(tmp_path / "two", tmp_path / "target")
+    assert Selector.find(tmp_path / "taught/4", drafter.config) is not None
     selector = Selector.find(tmp_path / "two", drafter.config)
     assert selector is not None
     assert (selector.predecessor.shape[1], selector.top_k) == (8, 16)
@@ -151,6 +158,7 @@ def test_configs_state_the_shapes_that_were_trained() -> None:
         "acceptance",
         "installed_text",
         "train_selector",
+        "teach_selector",
     ],
 )
 def test_a_stage_tells_how_it_is_used(
