@@ -1,6 +1,6 @@
 """Make a candidate selector for a drafter, which stays as it is.
 
-    python -m models.train.train_selector --ranks 64 --passes 0 --seconds 60 --out OUT    # needs no GPU: see teach_selector
+    python -m models.train.train_selector --ranks 64 --passes 0 --seconds 60 --out OUT    # teach_selector: with a GPU
 
 It begins with which token follows which in the corpus: counted, and factored to its rank. With `--passes` the target
 goes on to teach it: at every position of a block the selector must say how likely each candidate is after the token
