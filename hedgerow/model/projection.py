@@ -21,7 +21,8 @@ class FeatureProjection:
     def __init__(self, config: DraftConfig, checkpoint: Checkpoint, device: torch.device | None = None) -> None:
         c = config
         self.layers, self.width, self.eps = c.target_layer_ids, c.hidden_size, c.rms_norm_eps
-        self.fc = checkpoint.weight("fc.weight", c.hidden_size, c.feature_width).T.contiguous().to(device)
+        stored = checkpoint.dense("fc.weight", (c.hidden_size, c.feature_width), device or "cpu")
+        self.fc = stored.float().T.contiguous()
         self.norm = checkpoint.weight("hidden_norm.weight", c.hidden_size).to(device)
         self.device = device
         self.hash = ""
