@@ -132,6 +132,40 @@ async def test_a_host_that_drains_has_the_group_drain_and_its_streams_move(both:
     assert await tokens(stack, 8, 100) == expected
 
 
+async def test_a_second_sigterm_ends_a_host_at_once(both: tuple[Stack, Child]) -> None:
+    """The first host hangs, so that the first signal alone would take its time."""
+    stack, other = both
+    stack.wait_ready("verifier")
+    other.wait_ready(60)
+    verifier, joined, (rank,) = stack.pid("verifier"), other.pid, ranks(other.pid)
+    os.kill(verifier, signal.SIGSTOP)
+    try:
+        os.kill(joined, signal.SIGTERM)
+        await soon(lambda: "this host leaves its group" in "\n".join(other.lines()[-5:]), 5, "its drain")
+        assert alive(joined)
+        os.kill(joined, signal.SIGTERM)
+        await soon(lambda: not alive(joined) and not alive(rank), 2, "its end")
+    finally:
+        os.kill(verifier, signal.SIGCONT)
+    await soon(lambda: not alive(verifier), 10, "the end of the group")
+    await asyncio.to_thread(other.wait_ready, 60)
+    stack.wait_ready("verifier")
+
+
+async def test_a_host_s_health_is_its_part_in_the_group(both: tuple[Stack, Child]) -> None:
+    stack, other = both
+    stack.wait_ready("verifier")
+    other.wait_ready(60)
+    before, (rank,) = len(other.lines()), ranks(other.pid)
+
+    def told(*words: str) -> bool:
+        return any(all(word in line for word in words) for line in other.lines()[before:])
+
+    os.kill(rank, signal.SIGKILL)
+    await soon(lambda: told("what=group", "it is not in the group", "serving=False"), 10, "its health")
+    await soon(lambda: told("what=group", "why=well", "serving=True"), 60, "its health again")
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [

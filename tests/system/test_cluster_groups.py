@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 SEVERAL = "verifier.kind=LeaderWorkerSet,verifier.groupSize=2,verifier.config.tensor_parallel=2"
 SEVERAL += ",verifier.config.engine=compiled"
 STREAMS = 48
+AT_ONCE = ("--grace-period=0", "--force")
 LEADER, WORKER = f"{RELEASE}-groups-0", f"{RELEASE}-groups-0-1"
 
 
@@ -76,8 +77,11 @@ def test_groups_become_of_another_kind_and_of_two_pods(release: Cluster) -> None
         assert secret not in release.kubectl("logs", pod)
 
 
-@pytest.mark.parametrize("pod", [LEADER, WORKER])
-@pytest.mark.parametrize("how", [(), ("--grace-period=0", "--force")], ids=["deleted", "gone at once"])
+@pytest.mark.parametrize(
+    ("pod", "how"),
+    [(LEADER, AT_ONCE), (WORKER, ()), (WORKER, AT_ONCE)],
+    ids=["leader gone at once", "worker deleted", "worker gone at once"],
+)
 def test_a_pod_of_a_group_goes_and_its_streams_go_on(release: Cluster, pod: str, how: tuple[str, ...]) -> None:
     with release.streams() as streams:
         release.kubectl("delete", "pod", pod, *how, timeout=90)
