@@ -25,13 +25,12 @@ from kernels.gpu.int4_moe_gemm import (
     OrderedExperts,
     Workspace,
     order_experts,
-    plan,
     products,
     reference,
 )
 from kernels.gpu.moe_combine import combine
 from kernels.gpu.moe_pack import Ordered
-from kernels.gpu.moe_tiles import WIDTH, Tiles, expert_tiles, most_tiles
+from kernels.gpu.moe_tiles import Tiles
 
 EXPERTS, SETS, CALLS = 384, 3, 48
 EXPERT_BYTES = 3 * INNER * HIDDEN * 9 // 16  # half a byte a weight, two bytes a scale of 32
@@ -107,12 +106,8 @@ def kernel_cell(rows: int, skewed: bool, shape: str, work: Work) -> Cell:
 
     def make() -> Call:
         which, x, chosen, share = turn.take()
-        out, room, how = torch.empty_like(x), space(rows), plan(rows)
-        most = most_tiles(rows, SLOTS, EXPERTS, how.capacity, how.halves)
-        sizes = ((most,), (most, WIDTH), (1,))
-        tiles = Tiles(*(torch.empty(size, dtype=torch.int32, device="cuda") for size in sizes))
-        expert_tiles(chosen, EXPERTS, how.capacity, tiles, how.halves)
-        experts = weights(which)
+        out, room, experts = torch.empty_like(x), space(rows), weights(which)
+        tiles = Tiles(*(part.clone() for part in room.tiles(chosen)))
 
         def run() -> None:
             products(x, chosen, share, experts, tiles, room, out)
@@ -133,12 +128,8 @@ def list_cell(rows: int) -> Cell:
 
     def make() -> Call:
         _, _, chosen, _ = turn.take()
-        room, how = space(rows), plan(rows)
-
-        def run() -> None:
-            expert_tiles(chosen, EXPERTS, how.capacity, room.tiles(rows), how.halves)
-
-        return Call(run)
+        room = space(rows)
+        return Call(lambda: room.tiles(chosen))
 
     return Cell("expert_tiles", f"T={rows}", Work(rows * SLOTS * 4), make, rows * SLOTS * 4, most_sets=6)
 
@@ -228,5 +219,5 @@ def cells() -> Iterator[Cell]:
         shape = f"T={rows} D={mean:.0f}" + (" skewed" if skewed else "")
         yield kernel_cell(rows, skewed, shape, work)
         yield peer_cell(rows, skewed, shape, work)
-    for rows in (1, 16, 64, 512):
+    for rows in (8, 16, 64, 512):
         yield list_cell(rows)

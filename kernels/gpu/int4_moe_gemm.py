@@ -31,6 +31,7 @@ from kernels.gpu.shapes import check
 from kernels.int4 import int4_unpack
 
 HIDDEN, INNER, SLOTS = 7168, 256, 8
+MOST_DIRECT = 2  # rows whose pairs are tiles of their own
 BENCH_SHAPES = [1, 8, 16, 32, 64, 128, 512, 2048]  # R; 384 experts
 FLOATS = (torch.float32, torch.bfloat16)
 
@@ -45,7 +46,7 @@ class OrderedExperts(NamedTuple):
 class Plan(NamedTuple):
     """How a step of as many rows is cut up. No bit depends on it."""
 
-    capacity: int  # pairs of a tile
+    capacity: int  # pairs of a tile; of one pair, `chosen` is the work list
     halves: bool  # experts with more pairs have tiles of 8, in two halves (moe_tiles.py)
     gate_up: dict[str, int]
     down: dict[str, int] | None  # None: row by row
@@ -53,19 +54,17 @@ class Plan(NamedTuple):
 
 def plan(rows: int) -> Plan:
     """A fixed table, found on an H200 with uniform routing."""
-    if rows == 1:
+    if rows <= MOST_DIRECT:
         return Plan(1, False, {"TILES": 1, "V": 1, "SLABS": 1, "CHUNKS": 4, "STAGES": 5}, None)
-    if rows == 2:
-        return Plan(2, False, {"TILES": 1, "V": 2, "SLABS": 1, "CHUNKS": 4, "STAGES": 4}, None)
     if rows <= 4:
         return Plan(4, False, {"TILES": 1, "V": 4, "SLABS": 2, "CHUNKS": 2, "STAGES": 4}, None)
     down = {"TILES": 1, "OWN": 14, "TOGETHER": 2, "STAGES": 3}
     if rows <= 12:
         return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 4, "CHUNKS": 2, "STAGES": 2}, down)
+    narrow = {"TILES": 1, "OWN": 7, "TOGETHER": 1, "STAGES": 4}
     if rows <= 24:
-        return Plan(4, True, {"TILES": 1, "V": 4, "SLABS": 4, "CHUNKS": 1, "STAGES": 5}, down)
+        return Plan(4, True, {"TILES": 1, "V": 4, "SLABS": 4, "CHUNKS": 1, "STAGES": 5}, narrow)
     if rows < 48:
-        narrow = {"TILES": 1, "OWN": 7, "TOGETHER": 1, "STAGES": 4}
         return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 4, "CHUNKS": 1, "STAGES": 4}, narrow)
     if rows <= 256:
         return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 8, "CHUNKS": 1, "STAGES": 3}, down)
@@ -94,13 +93,23 @@ class Workspace:
         most = 2 * experts + rows * SLOTS // 4
         self._expert = torch.zeros(most, dtype=torch.int32, device=device)
         self._pairs = torch.zeros(most, WIDTH, dtype=torch.int32, device=device)
-        self._count = torch.zeros(1, dtype=torch.int32, device=device)
+        self._number = torch.zeros(1, dtype=torch.int32, device=device)
+        # each pair is a tile of its own
+        few = MOST_DIRECT * SLOTS
+        self._own = torch.full((few, WIDTH), -1, dtype=torch.int32, device=device)
+        self._own[:, 0] = torch.arange(few)
+        self._all = torch.tensor([few], dtype=torch.int32, device=device)
 
-    def tiles(self, rows: int) -> Tiles:
-        """The work list's room for a step of `rows` rows."""
+    def tiles(self, chosen: torch.Tensor) -> Tiles:
+        """The work list of a step, made on the device. ValueError names what does not fit."""
+        rows = chosen.shape[0]
         how = plan(rows)
+        if how.capacity == 1:
+            return Tiles(chosen.view(-1), self._own[: rows * SLOTS], self._all)
         most = most_tiles(rows, SLOTS, self.experts, how.capacity, how.halves)
-        return Tiles(self._expert[:most], self._pairs[:most], self._count)
+        tiles = Tiles(self._expert[:most], self._pairs[:most], self._number)
+        expert_tiles(chosen, self.experts, how.capacity, tiles, how.halves)
+        return tiles
 
 
 def reference(
@@ -135,13 +144,10 @@ def int4_moe_gemm(
     Of what comes before, every kernel must wait for the one before it before it lets its dependents go (follow.py).
     """
     rows = x.shape[0]
-    how = plan(rows)
     if rows > space.rows:
         raise ValueError(f"x has {rows} rows, the workspace is for {space.rows}")
     check("chosen", chosen, (rows, SLOTS), torch.int32)
-    tiles = space.tiles(rows)
-    expert_tiles(chosen, space.experts, how.capacity, tiles, how.halves)
-    return products(x, chosen, weights, experts, tiles, space, out, base)
+    return products(x, chosen, weights, experts, space.tiles(chosen), space, out, base)
 
 
 def products(

@@ -128,10 +128,10 @@ def apart(rows: int, n: int, k: int) -> int:
 # (N, K) of a K2.6 rank at TP=8: for up to 16 rows, for more. Found on an H200, cold weights.
 CUTS = {
     (2112, 7168): (Cut(16, 64, 64, 5), Cut(64, 64, 128, 3, ahead=256)),  # q_a and kv_a
-    (1536, 1536): (Cut(16, 16, 256, 5, ahead=256), Cut(64, 16, 128, 5, ahead=256)),  # q_b
+    (1536, 1536): (Cut(16, 16, 256, 5, ahead=256), Cut(64, 16, 128, 5, ahead=512)),  # q_b
     (512, 128): (Cut(16, 32, 64, 3, ahead=128), Cut(64, 32, 64, 3, ahead=128)),  # W_UK
     (128, 512): (Cut(16, 32, 256, 3, ahead=256), Cut(16, 32, 256, 3, ahead=256)),  # W_UV
-    (7168, 1024): (Cut(16, 64, 256, 4, ahead=256), Cut(64, 32, 64, 8, ahead=256)),  # o
+    (7168, 1024): (Cut(16, 64, 256, 4, ahead=256), Cut(64, 64, 128, 4, 8, ahead=256)),  # o
     (896, 7168): (Cut(16, 64, 128, 5), Cut(64, 64, 64, 5)),  # shared expert's gate and up, router
     (7168, 256): (Cut(16, 64, 64, 5, ahead=256), Cut(64, 64, 64, 5, ahead=256)),  # its down
     (4608, 7168): (Cut(16, 32, 128, 5), Cut(64, 64, 64, 6)),  # layer 0

@@ -154,43 +154,25 @@ def _store(ya, yb, yc, yd, pa, pb, pc, pd, acc, at, TILES: gl.constexpr):
 
 
 @gluon.jit
-def down_tiles(
-    hidden,  # [R * 8, 256] bfloat16, as int32
-    words,
-    scales,
-    y,  # [R * 8, H] bfloat16, as int32
-    expert,
-    pairs,
-    count,
-    H: gl.constexpr,
-    TILES: gl.constexpr,
-    OWN: gl.constexpr,  # tiles of 64 rows that a program has, TOGETHER at a time
-    TOGETHER: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """grid (H / 64 / OWN, most tiles). hidden stays in registers throughout, its offsets too or in shared memory."""
-    n0 = gl.program_id(0) * OWN
-    tile = gl.program_id(1)
-    n = gl.load(count)
-    e = gl.load(expert + tile)
+def _tile(
+    hidden, words, scales, y, pairs, first, n0,
+    H: gl.constexpr, TILES: gl.constexpr, OWN: gl.constexpr, TOGETHER: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Tiles of 64 rows from `first` of all experts' on, `n0` of its own. hidden stays in registers throughout."""
+    ws = gl.allocate_shared_memory(gl.int32, [STAGES * TOGETHER, 512, 4], FLAT)
+    ss = gl.allocate_shared_memory(gl.int32, [STAGES * TOGETHER, 128, 2], FLAT)
+    for i in gl.static_range(STAGES - 1):
+        for u in gl.static_range(TOGETHER):
+            at = i * TOGETHER + u
+            _fetch(words, scales, ws.index(at), ss.index(at), first + at, i * TOGETHER < OWN)
+        async_copy.commit_group()
     warp, g, t = places()
-    pairs += tile * 16
     row = gl.arange(0, 64 * TILES, gl.SliceLayout(1, _hidden_layout(TILES)))
     pair = gl.load(pairs + row % (8 * TILES))
     pa = gl.load(pairs + 2 * t)
     pb = gl.load(pairs + 2 * t + 1)
     pc = gl.load(pairs + (8 * TILES - 8) + 2 * t)
     pd = gl.load(pairs + (8 * TILES - 7) + 2 * t)
-    if (tile >= n) | (e >= 131072):  # a tile that stands there twice is computed once
-        return
-    ws = gl.allocate_shared_memory(gl.int32, [STAGES * TOGETHER, 512, 4], FLAT)
-    ss = gl.allocate_shared_memory(gl.int32, [STAGES * TOGETHER, 128, 2], FLAT)
-    first = e % 65536 * (H // 64) + n0
-    for i in gl.static_range(STAGES - 1):
-        for u in gl.static_range(TOGETHER):
-            at = i * TOGETHER + u
-            _fetch(words, scales, ws.index(at), ss.index(at), first + at, i * TOGETHER < OWN)
-        async_copy.commit_group()
     gdc_wait()
     gdc_launch_dependents()
     b = _hidden(hidden, pair, TILES)
@@ -233,6 +215,39 @@ def down_tiles(
             _store(ya, yb, yc, yd, pa, pb, pc, pd, two, i * TOGETHER * 32 + 32, TILES)
         into = st
         st = gl.where(st == STAGES - 1, 0, st + 1)
+
+
+@gluon.jit
+def down_tiles(
+    hidden,  # [R * 8, 256] bfloat16, as int32
+    words,
+    scales,
+    y,  # [R * 8, H] bfloat16, as int32
+    expert,
+    pairs,
+    count,
+    H: gl.constexpr,
+    TILES: gl.constexpr,
+    OWN: gl.constexpr,  # tiles of 64 rows that a program has, TOGETHER at a time
+    TOGETHER: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """grid (H / 64 / OWN, most tiles). A tile of up to eight pairs is computed as one of eight where TILES is 2."""
+    n0 = gl.program_id(0) * OWN
+    tile = gl.program_id(1)
+    n = gl.load(count)
+    e = gl.load(expert + tile)
+    pairs += tile * 16
+    few = 0
+    if TILES == 2:
+        few = (gl.load(pairs + 8) < 0).to(gl.int32)
+    if (tile >= n) | (e >= 131072):  # a tile that stands there twice is computed once
+        return
+    first = e % 65536 * (H // 64) + n0
+    if few == 0:
+        _tile(hidden, words, scales, y, pairs, first, n0, H, TILES, OWN, TOGETHER, STAGES)
+    elif TILES == 2:
+        _tile(hidden, words, scales, y, pairs, first, n0, H, 1, OWN, TOGETHER, STAGES)
 
 
 @gluon.jit

@@ -258,7 +258,10 @@ def gate_up_tiles(
     STAGES: gl.constexpr,
     HALVES: gl.constexpr,
 ):
-    """grid (32 / SLABS, most tiles); SLABS = 4 with HALVES: of a half tile a program has two slabs."""
+    """grid (32 / SLABS, most tiles); SLABS = 4 with HALVES: of a half tile a program has two slabs.
+
+    A tile of up to eight pairs is computed as one of eight where TILES is 2.
+    """
     gdc_wait()
     gdc_launch_dependents()
     pid = gl.program_id(0)
@@ -267,16 +270,25 @@ def gate_up_tiles(
     e = gl.load(expert + tile)
     pairs += tile * 16
     pair = _pairs_of_rows(pairs, TILES, V, CHUNKS)
-    if tile >= n:
+    few = 0
+    if TILES == 2:
+        ninth = gl.load(pairs + 8)
+        of_few = _pairs_of_rows(pairs, 1, V, CHUNKS)
+    if (tile >= n) | (e < 0):
         return
     half = 0
     if HALVES:
         half = e // 65536
         e = e % 65536
+    if TILES == 2:
+        few = (ninth < 0).to(gl.int32)
     slab = pid * SLABS
-    if half == 0:
-        _tile(x, words, scales, hidden, pairs, pair, e * 32 + slab, slab, H, TILES, V, SLABS, CHUNKS, STAGES)
+    first = e * 32 + slab
+    if half + few == 0:
+        _tile(x, words, scales, hidden, pairs, pair, first, slab, H, TILES, V, SLABS, CHUNKS, STAGES)
     elif HALVES:
         slab = half * 16 - 16 + pid * 2
         mine = _pairs_of_rows(pairs, 1, 8, 2)
         _tile(x, words, scales, hidden, pairs, mine, e * 32 + slab, slab, H, 1, 8, 2, 2, 3)
+    elif TILES == 2:
+        _tile(x, words, scales, hidden, pairs, of_few, first, slab, H, 1, V, SLABS, CHUNKS, STAGES)

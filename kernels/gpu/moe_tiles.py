@@ -25,6 +25,7 @@ from kernels.gpu.shapes import check
 TEST_SHAPES = [(1, 8, 2, 1), (5, 16, 4, 2), (33, 24, 8, 8), (70, 24, 8, 4), (600, 40, 8, 16)]  # (R, E, K, capacity)
 WIDTH, HALF = 16, 65536  # places of a tile; what marks a half
 BLOCK = 1024  # pairs that are looked at together
+ONE_WARP = 256  # pairs: up to here a program is one warp, whose sums need no barrier
 
 
 class Tiles(NamedTuple):
@@ -108,8 +109,9 @@ def expert_tiles(chosen: torch.Tensor, experts: int, capacity: int, tiles: Tiles
     check("expert", tiles.expert, (most,), torch.int32)
     check("pairs", tiles.pairs, (most, WIDTH), torch.int32)
     check("number", tiles.number, (1,), torch.int32)
+    total = rows * top_k
     _tiles[(experts,)](
-        chosen, *tiles, rows * top_k, E=experts, EB=triton.next_power_of_2(experts + 1), V=capacity, HALVES=halves,
-        WIDTH=WIDTH, HALF=HALF, BLOCK=min(BLOCK, max(32, triton.next_power_of_2(rows * top_k))), num_warps=4,
-        **followed(),
+        chosen, *tiles, total, E=experts, EB=triton.next_power_of_2(experts + 1), V=capacity, HALVES=halves,
+        WIDTH=WIDTH, HALF=HALF, BLOCK=min(BLOCK, max(32, triton.next_power_of_2(total))),
+        num_warps=1 if total <= ONE_WARP else 4, **followed(),
     )  # fmt: skip

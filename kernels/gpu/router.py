@@ -18,6 +18,7 @@ from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 8, 2), (5, 16, 4), (33, 24, 3)]  # (R, E, k)
 BLOCK_ROWS = 128
+LOWEST = tl.constexpr(-(1 << 63))
 
 
 def reference(
@@ -50,14 +51,19 @@ def _route(
     real = tl.load(slot + r) >= 0
     score = 1.0 / (1.0 + tl.exp(-tl.load(logits + r.to(tl.int64) * row_stride + e, mask=e < E, other=0.0)))
     rank = tl.where(e < E, score + tl.load(bias + e, mask=e < E, other=0.0), -1e30)
-    ids, picked = tl.full((KB,), -1, tl.int32), tl.zeros((KB,), tl.float32)
+    # one number to compare: the rank's bits in the order of integers, then the lowest id
+    bits = rank.to(tl.int32, bitcast=True)
+    key = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) + (EB - 1 - e)
+    ids = tl.full((KB,), 0, tl.int32)
+    for n in tl.static_range(K):
+        best = tl.max(key, 0)
+        ids = tl.where(j == n, (EB - 1 - (best & (EB - 1))).to(tl.int32), ids)
+        key = tl.where(key == best, LOWEST, key)
+    picked = tl.load(logits + r.to(tl.int64) * row_stride + ids, mask=j < K, other=0.0)
+    picked = tl.where(j < K, 1.0 / (1.0 + tl.exp(-picked)), 0.0)
     total = 0.0
     for n in tl.static_range(K):
-        best = tl.min(tl.where(rank == tl.max(rank, 0), e, EB), 0)
-        s = tl.sum(tl.where(e == best, score, 0.0), 0)
-        ids, picked = tl.where(j == n, best, ids), tl.where(j == n, s, picked)
-        rank = tl.where(e == best, -2e30, rank)
-        total += s
+        total += tl.sum(tl.where(j == n, picked, 0.0), 0)
     if NORMALISE:
         picked = picked / (total + 1e-20)
     tl.store(chosen + r * K + j, tl.where(real, ids, -1), mask=j < K)
