@@ -27,7 +27,7 @@ import torch
 
 from kernels.collectives import connect
 
-HIDDEN, CALLS, ROUNDS, REPLAYS, MOST = 7168, 100, 5, 5, 512
+HIDDEN, CALLS, ROUNDS, REPLAYS, MOST, CHECKED = 7168, 100, 5, 5, 512, 60
 MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 # bytes of a part -> us, of the fused form
 BARS = {14336: 8.0, 57344: 8.0, 114688: 8.0, 917504: 11.0}
@@ -72,28 +72,31 @@ def forms(rank: int, count: int, rows: int, peers: Any, pair: Any) -> dict[str, 
 
 
 def exact(rank: int, rows: int, peers: Any, pair: Any) -> bool:
-    """Whether both of our forms have the bits of one process that has all parts."""
+    """Whether both of our forms have the bits of one process that has all parts: over many calls without a pause, each
+    with other parts, so that a rank that reads too early or too late shows."""
     from kernels.gpu.rank_norm import peer_norm, rank_norm
 
-    device = torch.device("cuda", rank)
-    parts = [
-        (torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(n)) * 10.0**n).bfloat16().to(device)
-        for n in range(peers.count)
-    ]
+    device, draw = torch.device("cuda", rank), torch.Generator().manual_seed(rows)
+    parts = (torch.randn(CHECKED, peers.count, rows, HIDDEN, generator=draw) * 100).bfloat16().to(device)
     w, found = torch.ones(HIDDEN, device=device).bfloat16(), []
-    ways: list[Callable[[torch.Tensor, torch.Tensor], None]] = [
-        lambda x, out: rank_norm(x, torch.stack(parts), w, out, 1e-5),
-        lambda x, out: rank_norm(x, peers.gather([parts[rank]]), w, out, 1e-5),
+
+    def direct(x: torch.Tensor, n: int, out: torch.Tensor) -> None:
+        pair[n % 2].part[:rows].copy_(parts[n, rank])
+        peer_norm(x, pair[n % 2], w, out, 1e-5)
+
+    ways: list[Callable[[torch.Tensor, int, torch.Tensor], None]] = [
+        lambda x, n, out: rank_norm(x, parts[n], w, out, 1e-5),
+        lambda x, n, out: rank_norm(x, peers.gather([parts[n, rank]]), w, out, 1e-5),
     ]
     if pair is not None:
-        pair[0].part[:rows] = parts[rank]
-        pair[1].part[:rows] = parts[rank]
-        ways += [lambda x, out, n=n: peer_norm(x, pair[n], w, out, 1e-5) for n in range(2)]  # type: ignore[misc]
+        ways.append(direct)
     for way in ways:
-        x, out = torch.full((rows, HIDDEN), 0.5, device=device), torch.empty(rows, HIDDEN, device=device).bfloat16()
-        way(x, out)
-        found.append((x, out))
-    return all(torch.equal(x, found[0][0]) and torch.equal(out, found[0][1]) for x, out in found)
+        x, outs = torch.full((rows, HIDDEN), 0.5, device=device), []
+        for n in range(CHECKED):
+            outs.append(torch.empty(rows, HIDDEN, device=device).bfloat16())
+            way(x, n, outs[-1])
+        found.append((x, torch.stack(outs)))
+    return all(torch.equal(x, found[0][0]) and torch.equal(outs, found[0][1]) for x, outs in found)
 
 
 def measure(found: dict[str, Callable[[int], object]]) -> dict[str, float]:

@@ -75,6 +75,7 @@ def _rank_norm(
     scale = tl.load(w + i, mask=live, other=0.0).to(tl.float32)
     if PEERS:
         _wait(flags + lane * most + row, value)
+        tl.debug_barrier()  # a thread waited for one rank alone, and may be the last to have read `turns`
         tl.store(turns + row, turn)
     total = tl.zeros((BLOCK,), tl.float32)
     for rank in tl.static_range(RANKS):

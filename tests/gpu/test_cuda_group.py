@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,69 +15,37 @@ import torch
 
 pytest.importorskip("triton")
 
-from bench.drive import drive_now
-from hedgerow.engine.config import EngineConfig
-from hedgerow.engine.step import Drafter, NoDrafter
-from hedgerow.engine.verifier import VerifierEngine
-from hedgerow.model.interface import Prepares, Target, WholeSteps
-from hedgerow.model.selfcheck import check_rows
 from kernels.collectives import Ranks
-from tests.engine_rig import oracle
-from tests.unit.test_rank_group import group, jobs
+from tests.cuda_group import BUNDLED, LAYERS, TOKENS, both
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
 ROOT = Path(__file__).resolve().parents[2]
-BUNDLED, LAYERS = Path("models/sapling"), (1, 4, 7)
-STEPS = """
-import os, sys
-from pathlib import Path
-from hedgerow.engine.ranks import RankGroup
-from tests.cuda_rank import steps
-target = RankGroup(Path("models/sapling"), 2, on_lost=lambda why: os._exit(7), engine="cuda").load()
-print(*target.group.pids, flush=True)
-while True:
-    steps(target, 20, 2)
-    print("alive", flush=True)
-"""
+GROUP = [sys.executable, "-m", "tests.cuda_group"]
 
 
-@pytest.mark.timeout(300)
-def test_the_bundled_model_on_two_gpus_is_the_one_with_two_shards() -> None:
+@pytest.mark.timeout(200)
+def test_the_bundled_model_on_two_gpus_is_the_one_with_two_shards(tmp_path: Path) -> None:
     """Trees and plain, sampled and greedy, three sequences beside each other; whole steps on every rank."""
     from hedgerow.model.cuda_ranked import RankedK2
 
     one = RankedK2.of(BUNDLED, LAYERS, torch.device("cuda", 0), Ranks(2))
-    work = jobs(one, 24)
-
-    def run(model: Target, drafter: Drafter) -> dict[str, list[int]]:
-        engine = VerifierEngine(
-            model, EngineConfig(max_sequences=4, pages=64), [b"x"] * model.config.vocab_size, frozenset()
-        )
-        done = drive_now(engine, drafter, work)
-        accepted = sum(usage.accepted_draft_tokens for usage in done.usage.values())
-        assert bool(accepted) == (not isinstance(drafter, NoDrafter))
-        return done.tokens
-
-    expected = run(one, NoDrafter())
-    assert all(len(tokens) == 24 for tokens in expected.values())
-    assert run(one, oracle(work, expected, seed=3)) == expected
-    with group(BUNDLED, 2, LAYERS, "cuda") as (target, lost):
-        assert isinstance(target, WholeSteps)
-        assert isinstance(target, Prepares)
-        assert (target.kernel_law, target.shards) == (one.kernel_law, 2)
-        assert target.model.direct, "the ranks do not read each other's memory"
-        check_rows(target)
-        target.prepare(2, 4, 16)
-        assert run(target, NoDrafter()) == expected
-        assert run(target, oracle(work, expected, seed=3)) == expected
-    assert not lost
+    expected = both(one)
+    assert all(len(tokens) == TOKENS for tokens in expected[0].values())
+    assert expected[1] == expected[0]
+    done = subprocess.run(
+        [*GROUP, "tokens", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out").read_text())
+    assert found == {"tokens": expected, "law": one.kernel_law, "direct": True}
+    assert "should dump" not in done.stderr
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(100)
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_rank_ends_the_first_that_waits_for_it_on_its_device(blow: signal.Signals) -> None:
-    """Within ten seconds; no step is an error before that."""
-    first = subprocess.Popen([sys.executable, "-c", STEPS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    """Within ten seconds, and no step is an error before that."""
+    first = subprocess.Popen([*GROUP, "steps"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert first.stdout is not None
         other = int(first.stdout.readline())
