@@ -85,24 +85,26 @@ def _mla_inputs(
     follow(PDL)
     r = tl.program_id(0)
     a += r.to(tl.int64) * a_row
-    i = tl.arange(0, QB)
-    v = joined(a, i, i < Q, PARTS, a_part)
-    v = v * tl.rsqrt(tl.sum(v * v, 0) / Q + eps) * tl.load(q_norm + i, mask=i < Q, other=0.0).to(tl.float32)
-    tl.store(out + r.to(tl.int64) * Q + i, v.to(out.dtype.element_ty), mask=i < Q)
-    at = tl.load(slot + r).to(tl.int64)
-    if at >= 0:
-        c = tl.arange(0, LATENT)
-        z = joined(a, Q + c, c < LATENT, PARTS, a_part)
-        z = z * tl.rsqrt(tl.sum(z * z, 0) / LATENT + eps) * tl.load(kv_norm + c).to(tl.float32)
-        cache += at * (LATENT + 2 * HALF)
-        tl.store(cache + c, z.to(cache.dtype.element_ty))
-        e = tl.arange(0, HALF)
-        even = joined(a, Q + LATENT + 2 * e, e < HALF, PARTS, a_part)
-        odd = joined(a, Q + LATENT + 2 * e + 1, e < HALF, PARTS, a_part)
-        p = tl.load(position + r).to(tl.int64) * HALF + e
-        cosine, sine = tl.load(cos + p), tl.load(sin + p)
-        tl.store(cache + LATENT + 2 * e, (even * cosine - odd * sine).to(cache.dtype.element_ty))
-        tl.store(cache + LATENT + 2 * e + 1, (even * sine + odd * cosine).to(cache.dtype.element_ty))
+    if tl.program_id(1) == 0:  # the query's latent and the row's keys: nothing of one is needed for the other
+        i = tl.arange(0, QB)
+        v = joined(a, i, i < Q, PARTS, a_part)
+        v = v * tl.rsqrt(tl.sum(v * v, 0) / Q + eps) * tl.load(q_norm + i, mask=i < Q, other=0.0).to(tl.float32)
+        tl.store(out + r.to(tl.int64) * Q + i, v.to(out.dtype.element_ty), mask=i < Q)
+    else:
+        at = tl.load(slot + r).to(tl.int64)
+        if at >= 0:
+            c = tl.arange(0, LATENT)
+            z = joined(a, Q + c, c < LATENT, PARTS, a_part)
+            z = z * tl.rsqrt(tl.sum(z * z, 0) / LATENT + eps) * tl.load(kv_norm + c).to(tl.float32)
+            cache += at * (LATENT + 2 * HALF)
+            tl.store(cache + c, z.to(cache.dtype.element_ty))
+            e = tl.arange(0, HALF)
+            even = joined(a, Q + LATENT + 2 * e, e < HALF, PARTS, a_part)
+            odd = joined(a, Q + LATENT + 2 * e + 1, e < HALF, PARTS, a_part)
+            p = tl.load(position + r).to(tl.int64) * HALF + e
+            cosine, sine = tl.load(cos + p), tl.load(sin + p)
+            tl.store(cache + LATENT + 2 * e, (even * cosine - odd * sine).to(cache.dtype.element_ty))
+            tl.store(cache + LATENT + 2 * e + 1, (even * sine + odd * cosine).to(cache.dtype.element_ty))
 
 
 def mla_inputs(
@@ -133,7 +135,7 @@ def mla_inputs(
     check("sin", sin, tuple(cos.shape), torch.float32)
     _power_of_two("kv_norm", latent)
     _power_of_two("cos", half)
-    _mla_inputs[(rows,)](
+    _mla_inputs[(rows, 2)](
         a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a.stride(1), a.stride(0), eps, PARTS=a.shape[0],
         Q=q, LATENT=latent, HALF=half, QB=triton.next_power_of_2(q), num_warps=4,
         **followed(),
