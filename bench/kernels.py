@@ -1,7 +1,7 @@
 """Every GPU op at its shapes: median time, bytes and operations a second, and the distance from this device's floor.
 
-    python -m bench.kernels [--ops tree_build kv_compact] [--rounds 9] [--out bench/results/kernels-h200.json]
-        [--commit 1a2b3c4, where the sources are no checkout]
+    python -m bench.kernels [--ops tree_build kv_compact] [--rounds 9] [--sustained 0.6]
+        [--out bench/results/kernels-h200.json] [--commit 1a2b3c4, where the sources are no checkout]
 
 How an op gets in: a module in bench/kernel_cells/ (one an op, or a few that belong together) has
 
@@ -16,9 +16,10 @@ fails is reported with its error and does not stop the others; the exit status i
 
 How it is measured: the first call runs with poisoned outputs and is checked. All data sets go into one CUDA graph, call
 after call; a sample is one replay, or as many as last 2 ms, over its calls, gaps between launches included. Forms take
-turns; the value is the median of the rounds. `floor` is the larger of bytes over the rate and operations over the
-matrix rate, both measured in this run: the copy rate where at least a third of the bytes is written, else the read
-rate. It knows nothing of launches: one node of a graph that does nothing takes `node`.
+turns; the value is the median of the rounds, near a burst's. `--sustained`: then each form alone, so long. `floor` is
+the larger of bytes over the rate and operations over the matrix rate, both measured in this run: the copy rate where at
+least a third of the bytes is written, else the read rate. It knows nothing of launches: one node of a graph that does
+nothing takes `node`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import math
 import pkgutil
 import statistics
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -87,22 +89,34 @@ def prepare(cell: Cell) -> Ready:
     return Ready(cell, graph, count, sets * cell.footprint >= COLD, replays, calls)
 
 
+def sample(ready: Ready) -> float:
+    """us a call."""
+
+    def replay() -> None:
+        for _ in range(ready.replays):
+            ready.graph.replay()
+
+    return milliseconds(replay) * 1e3 / (ready.replays * ready.calls)
+
+
 def samples(ready: Sequence[Ready], rounds: int) -> list[list[float]]:
     """us a call, `rounds` samples each, by turns."""
     taken: list[list[float]] = [[] for _ in ready]
     for _ in range(rounds):
         for one, times in zip(ready, taken, strict=True):
-            graph = one.graph
-
-            def replay(graph: torch.cuda.CUDAGraph = graph, replays: int = one.replays) -> None:
-                for _ in range(replays):
-                    graph.replay()
-
-            times.append(milliseconds(replay) * 1e3 / (one.replays * one.calls))
+            times.append(sample(one))
     return taken
 
 
-def row(ready: Ready, times: Sequence[float], rates: Rates) -> dict[str, Any]:
+def sustained(ready: Ready, seconds: float) -> float | None:
+    """us a call once the card has been at it for a while: of its last two fifths. A card that draws its limit slows."""
+    times, end = list[float](), time.monotonic() + seconds
+    while time.monotonic() < end:
+        times.append(sample(ready))
+    return statistics.median(times[len(times) * 3 // 5 :]) if times else None
+
+
+def row(ready: Ready, times: Sequence[float], lasting: float | None, rates: Rates) -> dict[str, Any]:
     cell, work = ready.cell, ready.cell.work
     us, floor = statistics.median(times), floor_us(work, rates)
     limit = cell.limit if cell.times is None else round(cell.times * floor, 3)
@@ -113,6 +127,7 @@ def row(ready: Ready, times: Sequence[float], rates: Rates) -> dict[str, Any]:
         "us": round(us, 3),
         "lowest": round(min(times), 3),
         "highest": round(max(times), 3),
+        "sustained_us": None if lasting is None else round(lasting, 3),
         "gb_s": round((work.read + work.written) / us / 1e3, 1),
         "tflop_s": round(work.flops / us / 1e6, 2),
         "floor_us": round(floor, 3),
@@ -138,7 +153,9 @@ def found(ops: Sequence[str], failures: list[str]) -> Iterator[Cell]:
             failures.append(f"{name}: {traceback.format_exc(limit=-2)}")
 
 
-def measured(ops: Sequence[str], rounds: int, rates: Rates, failures: list[str]) -> Iterator[dict[str, Any]]:
+def measured(
+    ops: Sequence[str], rounds: int, seconds: float, rates: Rates, failures: list[str]
+) -> Iterator[dict[str, Any]]:
     for (op, shape), group in groupby(found(ops, failures), key=lambda cell: (cell.op, cell.shape)):
         ready = []
         for cell in group:
@@ -147,13 +164,15 @@ def measured(ops: Sequence[str], rounds: int, rates: Rates, failures: list[str])
             except Exception:  # noqa: BLE001  as above
                 failures.append(f"{op} {shape} {cell.form}: {traceback.format_exc(limit=-2)}")
         for one, times in zip(ready, samples(ready, rounds), strict=True):
-            yield row(one, times, rates)
+            yield row(one, times, sustained(one, seconds), rates)
 
 
 def line(found: dict[str, Any]) -> str:
     ratio = "-" if found["ratio"] is None else f"{found['ratio']:.2f}x"
     bar = "" if found["limit_us"] is None else f"  bar {found['limit_us']:g} {'met' if found['within'] else 'MISSED'}"
     warm = "" if found["cold"] else "  (warm)"
+    if found["sustained_us"] is not None:
+        bar += f"  sustained {found['sustained_us']:.2f} us"
     return (
         f"{found['op']:22} {found['shape']:34} {found['form']:18} {found['us']:9.2f} us  floor {found['floor_us']:8.2f}"
         f"  {ratio:>8}  {found['gb_s']:7.0f} GB/s {found['tflop_s']:7.1f} TF/s{bar}{warm}"
@@ -164,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ops", nargs="*", default=[], help="only these")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--sustained", type=float, default=0.0, help="seconds of each cell without a pause, as well")
     parser.add_argument("--commit", default=machine()["commit"], help="of the sources, where git cannot tell")
     parser.add_argument("--out", type=Path, default=Path("bench/results/kernels.json"))
     asked = parser.parse_args(arguments)
@@ -171,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("needs a CUDA device")
     rates, failures, rows = measure_rates(), list[str](), list[dict[str, Any]]()
     print(f"{rates.describe()}", flush=True)
-    for found in measured(asked.ops, asked.rounds, rates, failures):
+    for found in measured(asked.ops, asked.rounds, asked.sustained, rates, failures):
         rows.append(found)
         print(line(found), flush=True)
     report = {
