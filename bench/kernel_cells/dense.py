@@ -1,4 +1,7 @@
-"""Dense products of one rank of Kimi K2.6, and cuBLAS beside them (torch.mm and torch.bmm, bfloat16)."""
+"""Dense products of one rank of Kimi K2.6, and cuBLAS beside them (torch.mm and torch.bmm, bfloat16).
+
+Where K is summed in parts, the kernel that reads the product adds them (`linear_parts`), so they are what is measured.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from bench.kernel_cells import Call, Cell, Work
-from kernels.gpu.linear import linear, reference
+from kernels.gpu.linear import linear, linear_parts, parts_of, reference, room_of_parts
 
 ROWS = (1, 8, 16, 64)
 SHAPES = {  # (heads, N, K)
@@ -19,6 +22,8 @@ SHAPES = {  # (heads, N, K)
     "shared gate_up + router": (1, 896, 7168),
     "shared down": (1, 7168, 256),
     "lm_head": (1, 20480, 7168),
+    "layer 0 gate_up": (1, 4608, 7168),
+    "layer 0 down": (1, 7168, 2304),
 }
 
 
@@ -30,9 +35,13 @@ def cell(name: str, rows: int, peer: bool) -> Cell:
         x = torch.randn(rows, heads, k, device="cuda").bfloat16()
         w = (torch.randn(heads, n, k, device="cuda") / k**0.5).bfloat16()
         out = torch.empty(rows, heads, n, device="cuda", dtype=torch.bfloat16 if peer else torch.float32)
+        parts = torch.empty(room_of_parts(rows, n, k), device="cuda")
+        in_parts = parts_of(n, k) > 1
 
         def run() -> None:
-            if not peer:
+            if not peer and in_parts:
+                linear_parts(x[:, 0], w[0], parts)
+            elif not peer:
                 linear(x, w, out)
             elif heads == 1:
                 torch.mm(x[:, 0], w[0].T, out=out[:, 0])
@@ -42,9 +51,10 @@ def cell(name: str, rows: int, peer: bool) -> Cell:
         def check() -> None:
             if not peer:
                 expected = reference(x, w).double()
-                assert (out.double() - expected).norm() < 1e-3 * expected.norm()
+                got = linear_parts(x[:, 0], w[0], parts).sum(0).unsqueeze(1) if in_parts else out
+                assert (got.double() - expected).norm() < 1e-3 * expected.norm()
 
-        return Call(run, [out], check)
+        return Call(run, [parts if in_parts and not peer else out], check)
 
     work = Work(read, written, 2.0 * rows * heads * n * k)
     return Cell("linear", f"{name} {n}x{k} M={rows}", work, make, read, "peer cuBLAS" if peer else "kernel")
