@@ -22,15 +22,30 @@ static void sort_row(const float *x, int k, int32_t *order) {
     }
 }
 
+/* out = W h: every element one chain over h, ascending */
+static void project(const PairWeights *s, const float *hidden, float *out) {
+    const int n = s->rank;
+    int i = 0;
+    for (; i + WIDE <= n; i += WIDE) {
+        vec sum[WIDE / LANES] = {{0}};
+        for (int h = 0; h < s->hidden; h++)
+            EACH(p, WIDE / LANES)
+                sum[p] = fma_vec(spread(hidden[h]), *(const vec *)(s->projection + (long)h * n + i + p * LANES), sum[p]);
+        EACH(p, WIDE / LANES) *(vec *)(out + i + p * LANES) = sum[p];
+    }
+    for (; i < n; i++) {
+        out[i] = 0.0f;
+        for (int h = 0; h < s->hidden; h++) out[i] = __builtin_fmaf(hidden[h], s->projection[(long)h * n + i], out[i]);
+    }
+}
+
 /* One position: q, token [k] of it; before [k] the tokens of the position before. state, columns: room for a row of
  * `rank` and for [rank][WIDE] numbers. -> lines [k][WIDE]: log-probability of each candidate (column) after each */
 static void score(const PairWeights *s, const float *hidden, const float *q, const int32_t *token,
                   const int32_t *before, float *state, float *columns, float (*lines)[WIDE]) {
     const int n = s->rank, k = s->k;
     float line[WIDE], projected[n];
-    memset(projected, 0, sizeof projected);
-    for (int h = 0; h < s->hidden; h++)
-        for (int i = 0; i < n; i++) projected[i] = __builtin_fmaf(hidden[h], s->projection[(long)h * n + i], projected[i]);
+    project(s, hidden, projected);
     memset(columns, 0, sizeof(float) * WIDE * (size_t)n);
     for (int b = 0; b < k; b++)
         for (int i = 0; i < n; i++) columns[i * WIDE + b] = s->successor[(long)token[b] * n + i];
