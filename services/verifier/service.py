@@ -189,12 +189,11 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     here = 1 if config.device == "cuda" else split_of(config).each  # ranks that share a memory, each with all pages
     limits = replace(limits, pages=cache_pages(model, config.cache_pages, usual, here))
     vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
+    on_device, texts = isinstance(model, Prepares), list[Text]()
+    if on_device and config.acceptance_least and config.drafter is not None and not wanted.has_card:
+        texts = write(model, read, vocabulary)  # before the cache: a device's caches grow by moving
     engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids), read)
-    texts: Sequence[Text] = ()
-    if isinstance(model, Prepares):
-        if config.acceptance_least and config.drafter is not None and not wanted.has_card:
-            texts = write(model, read, vocabulary)
-        # so that no request waits for a compiler
+    if isinstance(model, Prepares):  # so that no request waits for a compiler
         most = TreeConfig(engine.config.max_budget).q_len
         model.prepare(limits.max_sequences, most, limits.prefill_rows)
     head_hash = "" if config.drafter is None else embedding_and_head_hash(config.model_path)
