@@ -165,6 +165,8 @@ def serve(spec: Spec, say: Callable[[str], None]) -> None:
             model.verify([SequenceRows(*rows) for rows in rest[0]], caches[number], trees)
         elif kind == "prepare":
             model.prepare(*rest)
+        elif kind == "gather":
+            model.gather()
         elif kind == "copy":
             caches[number].copy(*rest)
         else:

@@ -99,6 +99,17 @@ class CudaGroupTarget(GroupTarget):
         with self.together():
             return self.model.verify(rows, cache.own, trees)  # type: ignore[no-any-return]
 
+    @property
+    def direct(self) -> bool:
+        """Whether the ranks read each other's memory."""
+        return self.model.direct  # type: ignore[no-any-return]
+
+    def gather(self) -> None:
+        """They do not from now on: NCCL carries their parts."""
+        self.group.tell("gather", 0)
+        with self.together():
+            self.model.gather()
+
     def prepare(self, sequences: int, each: int, prompt_rows: int = 0) -> None:
         """Compiles for minutes: a rank that hangs is seen by its silence alone."""
         self.group.tell("prepare", 0, sequences, each, prompt_rows)

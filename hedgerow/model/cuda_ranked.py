@@ -39,11 +39,13 @@ def share_of(c: K2Config, ranks: int) -> K2Config:
 
 class Sums:
     """Where a process's parts go, and how all of them are added. Attention's and the feed-forward block's take turns:
-    two buffers of parts, of `rows` rows each. A call of all ranks."""
+    two buffers of parts, of `rows` rows each. `gathered`: never in the ranks' own memory. A call of all ranks."""
 
-    def __init__(self, ranks: Ranks, rows: int, hidden: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, ranks: Ranks, rows: int, hidden: int, device: torch.device, dtype: torch.dtype, gathered: bool
+    ) -> None:
         self.ranks, self._peers = ranks, list[PeerBuffer]()
-        if device.type == "cuda" and isinstance(ranks, PeerRanks):
+        if device.type == "cuda" and isinstance(ranks, PeerRanks) and not gathered:
             made = [share(ranks, ranks.mine[0], rows, hidden, device) for _ in range(2)]
             self._peers = [one for one in made if one is not None]
         if self._peers:
@@ -113,7 +115,7 @@ class RankedK2(CudaK2):
         self, config: K2Config, readers: Sequence[Reader], ranks: Ranks, feature_layers: Sequence[int],
         latent_eps: float | None = None,
     ) -> None:  # fmt: skip
-        self.ranks, self.shards, self._readers = ranks, ranks.count, readers
+        self.ranks, self.shards, self._readers, self._gathered = ranks, ranks.count, readers, False
         super().__init__(config, readers[0], feature_layers, latent_eps)
 
     @classmethod
@@ -134,6 +136,12 @@ class RankedK2(CudaK2):
         """Whether the ranks read each other's memory."""
         return self._sums.direct
 
+    def gather(self) -> None:
+        """From now on parts are gathered, wherever they are. A call of all ranks, between two steps."""
+        self.device.wait()
+        self._gathered = True
+        self._make_room(self._room.rows)
+
     def step(self, shape: Shape, fields: Fields[torch.Tensor]) -> CudaStep:
         made = RankedStep(
             self.share, self._shares[0], self.feature_layers, self.latent_eps, self._room, shape, fields
@@ -151,4 +159,5 @@ class RankedK2(CudaK2):
 
     def _make_room(self, rows: int) -> None:
         super()._make_room(rows)
-        self._sums = Sums(self.ranks, rows, self.config.hidden_size, self.device.place, self.dtype)
+        hidden, place = self.config.hidden_size, self.device.place
+        self._sums = Sums(self.ranks, rows, hidden, place, self.dtype, self._gathered)

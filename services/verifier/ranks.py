@@ -9,13 +9,14 @@ import torch
 
 from hedgerow.engine.numa import bind, usable
 from hedgerow.engine.rank_door import Door, Split
+from hedgerow.engine.rank_target import CudaGroupTarget
 from hedgerow.engine.ranks import RankGroup
 from hedgerow.model.config import K2Config
 from hedgerow.model.devices import cuda_device
 from hedgerow.model.interface import Target
 from hedgerow.model.ranked import RankEngine
 from hedgerow.model.room import check_room
-from hedgerow.model.selfcheck import check_rows
+from hedgerow.model.selfcheck import SelfCheckFailed, check_rows
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.work import end_now
@@ -39,7 +40,7 @@ def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target
         hosts=split.hosts, door=_door(config, split), on_leaving=_left, address=config.group_address or "",
     )  # fmt: skip
     target = group.load()
-    check_rows(target)
+    _check(target)
     log.info(
         "all ranks are ready",
         ranks=split.ranks,
@@ -49,6 +50,18 @@ def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target
         bound=bool(bound),
     )
     return target
+
+
+def _check(target: Target) -> None:
+    """Raises SelfCheckFailed. Ranks that read each other's memory gather their parts where those have other bits."""
+    try:
+        check_rows(target)
+    except SelfCheckFailed as error:
+        if not (isinstance(target, CudaGroupTarget) and target.direct):
+            raise
+        log.warning("the ranks do not read each other's memory: it gives other bits", why=str(error))
+        target.gather()
+        check_rows(target)
 
 
 def _engine(config: VerifierServiceConfig, split: Split) -> tuple[RankEngine, torch.device | None]:

@@ -99,3 +99,12 @@ def test_more_rows_than_before_get_more_room(folder: Path) -> None:
     other.forward([SequenceRows(0, range(10), parts[:300], range(-1, 299), [], True)], cache)
     rest = SequenceRows(300, range(10), parts[300:], range(-1, 299), [299], True)
     assert torch.equal(other.forward([rest], cache).logits, first)
+
+
+def test_parts_that_are_gathered_have_the_same_bits(folder: Path) -> None:
+    """What a group turns to where the memory of others gives other bits; steps that were captured are made anew."""
+    model, asked = RankedK2.of(folder, TAPS, DEVICE, Ranks(2), DTYPE), (prompt(4), TREE, [4])
+    before = tree_logits(model, *asked)
+    model.gather()
+    assert not model.direct
+    assert torch.equal(tree_logits(model, *asked), before)

@@ -14,10 +14,17 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
 
 
+FILES = (
+    ("model_ops", "int4_moe_gemm", "cuda_k2", "cuda_dflash", "cuda_walk"),
+    ("rank_norm", "rank_step", "cuda_ranks"),
+)
+
+
 @pytest.mark.timeout(260)
-def test_in_the_interpreter() -> None:
-    files = [f"tests/gpu/test_{what}.py" for what in ("model_ops", "int4_moe_gemm", "cuda_k2", "cuda_dflash", "cuda_walk")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", *files]
+@pytest.mark.parametrize("files", FILES, ids="-".join)
+def test_in_the_interpreter(files: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x"]
+    command += [f"tests/gpu/test_{what}.py" for what in files]
     env = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -16,8 +16,10 @@ from hedgerow.engine.rank_target import CudaGroupTarget, GroupCache, GroupTarget
 from hedgerow.errors import Unavailable
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.interface import Prepares, Verified, WholeSteps
+from hedgerow.model.selfcheck import SelfCheckFailed
 from kernels.sample import Law
 from kernels.tree_accept import WalkRows
+from services.verifier.ranks import _check
 
 
 class Calls:
@@ -27,7 +29,7 @@ class Calls:
         self.told: list[tuple[object, ...]] = []
         self.config = self.checkpoint_hash = self.kernel_law = self.architecture = None
         self.feature_layers, self.feature_width, self.shards, self.waited = (), 0, 2, 1.5
-        self.inside, self.fails = 0, False
+        self.inside, self.fails, self.direct = 0, False, True
 
     def tell(self, *message: object) -> None:
         assert unpack(io.BytesIO(pack(message))) == message
@@ -50,6 +52,11 @@ class Calls:
             raise RuntimeError("CUDA error: an illegal access\nmore of it")
         self.told.append(("here", rows, cache, trees))
         return Verified([], torch.empty(0))
+
+    def gather(self) -> None:
+        assert self.inside == 1
+        self.told.append(("gathered",))
+        self.direct = False
 
     def prepare(self, *sizes: int) -> None:
         assert self.inside == 0, "a compiler may take longer than a step"
@@ -76,3 +83,23 @@ def test_ranks_on_devices_are_told_whole_steps() -> None:
     calls.fails = True
     with pytest.raises(Unavailable, match=r"a collective failed: CUDA error: an illegal access$"):
         target.verify(rows, cache, trees)
+
+
+def test_memory_that_gives_other_bits_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-check fails over the ranks' own memory: all ranks are told to gather, and are checked again."""
+    calls = Calls()
+    target, checked = CudaGroupTarget(calls, calls), list[bool]()
+
+    def check(model: CudaGroupTarget) -> None:
+        checked.append(model.direct)
+        if model.direct or calls.fails:
+            raise SelfCheckFailed("a row in a tree has other bits than the row alone")
+
+    monkeypatch.setattr("services.verifier.ranks.check_rows", check)
+    _check(target)
+    assert checked == [True, False]
+    assert calls.told == [("gather", 0), ("gathered",)]
+    calls.fails = True
+    with pytest.raises(SelfCheckFailed):
+        _check(target)
+    assert len(calls.told) == 2, "there is nothing else to turn to"
