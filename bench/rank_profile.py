@@ -1,7 +1,8 @@
 """Where a step's time goes: the kernels of one replay, by what they do in a layer.
 
 Kernels are launched while the one before ends, and wait for it: a kernel's time is what it adds, from the end of
-everything before it to its own end. So the classes' times sum up to the step's.
+everything before it to its own end. So the classes' times sum up to the step's. What the profiler takes to launch the
+graph stands between a step's first copy and its first kernel, and is left out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Profile(NamedTuple):
     """Of one step."""
 
     classes: dict[str, tuple[int, float]]  # launches and us
-    span: float  # us from the first launch's begin to the last one's end
+    span: float  # us from the first launch's begin to the last one's end, less what the profiler takes
     per_layer: float  # launches
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def classified(events: Sequence[Event], layers: int) -> Profile:
     each layer, and what is before and behind them."""
     totals = defaultdict[str, list[float]](lambda: [0, 0.0])
     segment, norms, seen = "begin", 0, dict[str, int]()
-    done = events[0].start if events else 0.0
+    done, late = events[0].start if events else 0.0, 0.0
     for event in events:
         name = short(event.name)
         if NORM in name:
@@ -84,10 +85,13 @@ def classified(events: Sequence[Event], layers: int) -> Profile:
             known = KNOWN.get(segment, {}).get(name, ())
             label = known[place - 1] if place <= len(known) else f"{segment}: {name}"
         total = totals[label]
+        if segment == "begin":
+            late += max(0.0, event.start - done)
+            done = max(done, event.start)
         total[0] += 1
         total[1] += max(0.0, event.start + event.us - done)
         done = max(done, event.start + event.us)
-    span = done - events[0].start if events else 0.0
+    span = done - events[0].start - late if events else 0.0
     inner = sum(int(n) for label, (n, _) in totals.items() if not label.startswith(("begin", "end", "lm_head")))
     return Profile({label: (int(n), us) for label, (n, us) in totals.items()}, span, inner / layers)
 
