@@ -151,7 +151,7 @@ def _launch(
     _rank_norm[(rows,)](
         x, parts, *where, w, out, x if tap is None else tap, stride, 0 if tap is None else tap.stride(0), eps,
         where[3].shape[0], H=hidden, TAP=tap is not None, BLOCK=triton.next_power_of_2(hidden), num_warps=8, **form,
-        **followed(),
+        **followed(first=not form["PEERS"]),  # what stands before it may be a collective
     )  # fmt: skip
 
 
