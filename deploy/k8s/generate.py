@@ -175,7 +175,8 @@ def readme(found: list[Key]) -> str:
     about = f"{chart['description']}. [docs/deploy.md](../../../docs/deploy.md) is the guide,\n"
     parts = [f"# hedgerow {chart['version']}\n\n{about}"]
     parts.append("[docs/sizing.md](../../../docs/sizing.md) says how large. Written by `deploy/k8s/generate.py`.\n\n")
-    parts.append("```\nhelm install hedgerow deploy/k8s/hedgerow -f deploy/k8s/hedgerow/values-laptop.yaml\n")
+    laptop = "deploy/k8s/hedgerow/values-laptop.yaml"
+    parts.append(f"```\nhelm install hedgerow deploy/k8s/hedgerow -f {laptop} --wait --timeout 10m\n")
     parts.append("helm test hedgerow --logs\n```\n\n| value | default | meaning |\n|---|---|---|\n")
     for key in found:
         shown = json.dumps(key.value)
