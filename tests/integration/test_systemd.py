@@ -112,6 +112,24 @@ def test_systemd_finds_nothing_wrong_and_little_exposed(name: str, tmp_path: Pat
     assert done.returncode == 0, done.stdout[-300:] + done.stderr
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_unit_has_the_sockets_that_it_needs_and_no_others(name: str) -> None:
+    """Ranks of a verifier list the host's interfaces, which is netlink's: tensor parallelism fails without it."""
+    needed = {"AF_INET", "AF_INET6", "AF_UNIX"} | ({"AF_NETLINK"} if name == "verifier" else set())
+    assert set(Unit(name).one("RestrictAddressFamilies").split()) == needed
+
+
+@pytest.mark.parametrize("name", ["verifier", "drafter"])
+def test_a_unit_that_may_have_a_gpu_sees_it_and_may_compile_for_it(name: str) -> None:
+    """CUDA opens /dev/nvidia*, and Triton and CUDA's own compiler make code at run time, from files below /tmp."""
+    unit = Unit(name)
+    assert unit.one("PrivateDevices") == "no"
+    closed = {"MemoryDenyWriteExecute", "NoExecPaths", "DevicePolicy", "DeviceAllow", "TemporaryFileSystem"}
+    closed.add("ProtectClock")  # implies DeviceAllow=char-rtc, and so no other device
+    assert not closed & {key for key, _ in unit.pairs}
+    assert (unit.one("CapabilityBoundingSet"), unit.one("SystemCallFilter")) == ("", "@system-service"), "no clock set"
+
+
 @pytest.fixture
 def gateways(models: Models, tmp_path: Path) -> Iterator[str]:
     """The addresses of both, all units started as systemd would, on ports that are free here."""
