@@ -36,7 +36,7 @@ SEVERAL = ("verifier.kind=LeaderWorkerSet", "verifier.groupSize=2", "verifier.co
 MATRIX: list[tuple[str, ...]] = [
     (),
     ("verifier.groups=3", "drafter.replicas=2", "tracing.endpoint=jaeger:4317"),
-    ("verifier.kind=LeaderWorkerSet", "verifier.groups=2", "verifier.gpus=8"),
+    ("verifier.kind=LeaderWorkerSet", "verifier.groups=2", "verifier.gpus=1,verifier.config.device=cuda"),
     ("drafter.mode=colocated", "metrics.serviceMonitor.enabled=true", "metrics.dashboards=true"),
     ("drafter.mode=none",),
     EXTERNAL,

@@ -42,6 +42,7 @@
 {{- fail "verifier.groupSize: ranks on GPUs are of one pod: it must be 1 where verifier.config.device is cuda" -}}
 {{- end -}}
 {{- end -}}
+{{- include "hedgerow.checkGpus" . -}}
 {{- with .Values.redis.tls -}}
 {{- if and $.Values.redis.bundled (or .caSecret .caConfigMap .certSecret) -}}
 {{- fail "redis.tls: it is of your own Redis; the bundled store has the certificates of tls (redis.bundled is true)" -}}

@@ -1,0 +1,72 @@
+"""GPUs in the chart: who computes on them has them, and nobody holds one that is not used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.verifier.group import split_of
+from tests.system.test_chart_own import container, settings
+from tests.system.tools import chosen, named, render, template
+
+pytestmark = pytest.mark.system
+CUDA, OLD = "verifier.config.device=cuda", "verifier.set=b,previous[0].verifier.set="
+
+
+def gpus(made: dict[str, Any]) -> int:
+    return int(made["resources"]["limits"].get("nvidia.com/gpu", 0))
+
+
+@pytest.mark.parametrize("values", ["values-h200", "values-pro6000"])
+def test_a_box_of_eight_computes_on_all_of_its_gpus(values: str) -> None:
+    objects = render(values)
+    data = {name: named(objects, "ConfigMap", f"-{name}")["data"] for name in ("verifier", "drafter")}
+    assert {each["HEDGEROW_DEVICE"] for each in data.values()} == {"cuda"}
+    assert data["verifier"]["HEDGEROW_TENSOR_PARALLEL"] == "8"
+    (pod,) = (
+        each["spec"].get("leaderWorkerTemplate", {}).get("workerTemplate") or each["spec"]["template"]
+        for each in objects
+        if each["kind"] in ("StatefulSet", "LeaderWorkerSet") and "redis" not in each["metadata"]["name"]
+    )
+    (made,) = pod["spec"]["containers"]
+    assert gpus(made) == 8
+    assert "hedgerow-gpu:" in made["image"]
+
+
+def test_a_verifier_and_a_drafter_of_their_own_gpus() -> None:
+    objects = render(
+        "values", CUDA, "verifier.gpus=2", "verifier.config.tensor_parallel=2",
+        "drafter.gpus=1", "drafter.config.device=cuda",
+    )  # fmt: skip
+    assert [gpus(container(objects, each)[0]) for each in ("verifier", "drafter", "gateway")] == [2, 1, 0]
+    assert split_of(settings(objects, "verifier")) == (2, 1)
+    assert settings(objects, "drafter").device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("verifier.gpus=1", "verifier.gpus: 1 would be held and not used; verifier.config.device must be cuda"),
+        (CUDA, "verifier.gpus: 0 where verifier.config.device is cuda"),
+        (f"{CUDA},verifier.gpus=7,verifier.config.tensor_parallel=8", "verifier.gpus: 7 for the 8 ranks of a pod"),
+        (f"{OLD},previous[0].verifier.gpus=1", "verifier.gpus of an entry of previous: 1 would be held"),
+        ("drafter.gpus=1", "drafter.gpus: 1 would be held and not used"),
+        ("drafter.config.device=cuda", "drafter.gpus: 0 where drafter.config.device is cuda"),
+        ("drafter.mode=colocated,drafter.config.device=cuda", "drafter.config.device: cuda, and verifier.gpus is 0"),
+        ("drafter.mode=colocated,drafter.gpus=1", "drafter.gpus: 1 is for drafter.mode deployment"),
+        (f"{OLD},previous[0].drafter.config.device=cuda", "drafter.gpus of an entry of previous: 0"),
+    ],
+)
+def test_a_gpu_without_its_device_and_a_device_without_its_gpu_are_refused(given: str, why: str) -> None:
+    done = template(*chosen("values", given))
+    assert done.returncode != 0
+    assert why in done.stderr, done.stderr
+
+
+def test_a_set_of_before_had_no_gpus() -> None:
+    left = "previous[0].verifier.gpus=0,previous[0].verifier.config.max_waiting=7"
+    new = (CUDA, "verifier.gpus=1", f"{OLD},{left}")
+    sets = [each for each in render("values", *new) if each["kind"] == "StatefulSet"]
+    held = {each["metadata"]["name"]: gpus(each["spec"]["template"]["spec"]["containers"][0]) for each in sets}
+    assert (held["demo-hedgerow-verifier"], held["demo-hedgerow-verifier-b"]) == (0, 1)
