@@ -59,3 +59,27 @@ def test_a_release_whose_name_begins_with_a_digit_is_refused() -> None:
     done = helm("template", "1st", str(CHART), f"--kube-version={KUBERNETES}")
     assert done.returncode != 0
     assert '"1st-hedgerow" is no name for a Service' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("apiKeys.keys=acme sha256:0", "apiKeys.keys: given, and apiKeys.enabled is false"),
+        ("apiKeys.existingSecret=keys", "apiKeys.existingSecret: given, and apiKeys.enabled is false"),
+        ("apiKeys.enabled=true,apiKeys.existingSecret=keys,apiKeys.keys=acme k", "apiKeys.keys: they would not count"),
+        ("tls.clientCerts=true", "tls.clientCerts: it is for nothing while tls.enabled is false"),
+        ("tls.existingSecret=mine", "tls.existingSecret: it is for nothing"),
+        ("tls.certManager.enabled=true", "tls.certManager.enabled: it is for nothing"),
+        ("tls.enabled=true,tls.existingSecret=mine,tls.certManager.enabled=true", 'tls.existingSecret: "mine" and'),
+        ("secrets.redisUrl=redis://u:p@mine:6379/0", "secrets.redisUrl: it names your own Redis"),
+        ("weights.hostPath=/models", "weights.hostPath: weights.source is bundled"),
+        ("weights.claimName=models", "weights.claimName: weights.source is bundled"),
+        ("weights.convert.enabled=true,weights.hostPath=/m", "weights.convert.enabled: weights.source is bundled"),
+        ("weights.convert.enabled=true", "weights.convert needs weights.source"),
+    ],
+)
+def test_what_somebody_counts_on_does_something_or_is_refused(given: str, why: str) -> None:
+    """Keys without enabled left the gateways open; a Redis of one's own beside the bundled one stayed empty."""
+    done = template(*chosen("values-laptop", given))
+    assert done.returncode != 0
+    assert why in done.stderr, done.stderr

@@ -43,6 +43,7 @@
 {{- end -}}
 {{- end -}}
 {{- include "hedgerow.checkGpus" . -}}
+{{- include "hedgerow.checkIdle" . -}}
 {{- with .Values.redis.tls -}}
 {{- if and $.Values.redis.bundled (or .caSecret .caConfigMap .certSecret) -}}
 {{- fail "redis.tls: it is of your own Redis; the bundled store has the certificates of tls (redis.bundled is true)" -}}
