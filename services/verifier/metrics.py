@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, get_args
 
+from hedgerow.engine.tree import Why
 from hedgerow.engine.types import EngineLoad, Finish, StepResult, Update
 from hedgerow.rpc import telemetry
 from services.verifier.spans import Attachments
@@ -96,8 +97,10 @@ def watch_engine(load: Callable[[], EngineLoad]) -> None:
     }
     for name, (text, read) in {**counters, **gauges}.items():
         telemetry.watch(f"hedgerow_verifier_{name}", text, lambda read=read: read(load()), goes_down=name in gauges)  # type: ignore[misc]
+    # All from the start, at 0: `increase()` does not see the first of a series that begins at 1.
+    none: dict[str, float] = dict.fromkeys(get_args(Why), 0)
     refused = "hedgerow_verifier_refused_trees"
-    telemetry.watch(refused, "Trees that were not sound, by why.", lambda: load().refused_trees, "reason")
+    telemetry.watch(refused, "Trees that were not sound, by why.", lambda: none | {**load().refused_trees}, "reason")
 
 
 def watch_device(waited: Callable[[], float]) -> None:

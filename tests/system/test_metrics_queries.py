@@ -28,7 +28,7 @@ RULES = ROOT / "deploy" / "observability" / "rules.yaml"
 METRIC = re.compile(r"(?:hedgerow|process)_\w+(?:\{[^}]*\})?|up\{[^}]*\}")
 WINDOW = "20s"
 # No series until something of the kind has happened.
-NEVER = ("hedgerow_verifier_refused_trees_total", "hedgerow_tls_expiry_seconds")
+NEVER = ("hedgerow_tls_expiry_seconds",)
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,40 @@ def test_a_certificate_that_ends_in_seven_days_is_an_alert(tmp_path: Path) -> No
     """One of nine days: quiet while it has more than seven, told from then on."""
     case = tmp_path / "case.yaml"
     case.write_text(CERTIFICATES.format(rules=RULES))
+    done = subprocess.run([tool("promtool"), "test", "rules", str(case)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+GONE = """
+rule_files: [{rules}]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - series: hedgerow_gateway_verifiers{{instance="g", namespace="serving"}}
+        values: 1x9 stale
+      - series: hedgerow_verifier_steps_total{{instance="v", namespace="serving"}}
+        values: 0+9x40
+      - series: hedgerow_kvstore_redis_exchanges_total{{instance="k", namespace="serving"}}
+        values: 0+9x40
+    alert_rule_test:
+      - {{eval_time: 14m, alertname: HedgerowServiceGone, exp_alerts: []}}
+      - eval_time: 20m
+        alertname: HedgerowServiceGone
+        exp_alerts:
+          - exp_labels: {{severity: critical, service: gateway}}
+            exp_annotations:
+              summary: "no gateway shows its metrics: none is there, or none is found"
+              runbook_url: docs/runbooks.md#hedgerowservicegone
+      - {{eval_time: 20m, alertname: HedgerowTargetDown, exp_alerts: []}}
+      - {{eval_time: 20m, alertname: HedgerowNoVerifier, exp_alerts: []}}
+"""
+
+
+def test_a_service_without_a_pod_is_an_alert(tmp_path: Path) -> None:
+    """The gateways are gone after nine minutes, and with them what `up` and their own series could tell."""
+    case = tmp_path / "case.yaml"
+    case.write_text(GONE.format(rules=RULES))
     done = subprocess.run([tool("promtool"), "test", "rules", str(case)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 

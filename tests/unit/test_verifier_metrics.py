@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -10,10 +11,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from hedgerow.engine.types import Finish, SequenceTimings, StepResult, StepTimings, Update, UsageCount
+from hedgerow.engine.tree import Why
+from hedgerow.engine.types import EngineLoad, Finish, SequenceTimings, StepResult, StepTimings, Update, UsageCount
 from hedgerow.errors import Fenced
-from hedgerow.rpc import tracing
-from services.verifier.metrics import StepMetrics
+from hedgerow.rpc import telemetry, tracing
+from services.verifier.metrics import StepMetrics, watch_engine
 from services.verifier.spans import Attachments
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -95,3 +97,17 @@ def test_of_the_steps_with_traced_requests_a_share_has_spans_with_links(spans: I
     assert verify.end_time is not None
     assert verify.end_time - verify.start_time == 2_000
     assert metrics.attachments.traced(3) == ()
+
+
+def test_every_reason_to_refuse_a_tree_is_a_series_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A series that begins at 1 has no increase: the first refusal of a kind would be no alert."""
+    monkeypatch.setattr(telemetry._watched, "reads", {})
+    load = EngineLoad(*(0,) * 8, {}, *(0,) * 5)
+    watch_engine(lambda: load)
+
+    def refused(why: str) -> float | None:
+        return telemetry.REGISTRY.get_sample_value("hedgerow_verifier_refused_trees_total", {"reason": why})
+
+    assert {why: refused(why) for why in get_args(Why)} == dict.fromkeys(get_args(Why), 0.0)
+    load = load._replace(refused_trees={"too_deep": 2})
+    assert (refused("too_deep"), refused("own_parent")) == (2.0, 0.0)
