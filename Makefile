@@ -29,8 +29,8 @@ test: setup ## every test that runs without a GPU, and a minute of exactness
 	@echo "test: a rotating slice of the exactness run, at most a minute"
 	@$(VENV)/python -m bench.exactness slice --seconds 60
 
-test-system: setup ## images, chart, and a cluster with streams in flight; what is not installed is skipped by name
-	@$(VENV)/python -m pytest -q -m "system and not slow" $(ARGS) tests/system
+test-system: setup ## images, chart, groups of hosts, and a cluster with streams in flight; what is not installed is skipped by name
+	@$(VENV)/python -m pytest -q -m "system and not slow" $(ARGS) tests/system tests/integration
 
 check: setup ## formatting, lint, types, import directions, protos, generated code
 	@$(VENV)/ruff format --check .
