@@ -52,7 +52,7 @@ SET = {
 COMMENT = re.compile(
     r"^(?P<text>.*?)(?: @(?P<mark>schema|open|resources|env-list|env|config|live)(?: (?P<rest>.*))?)?$"
 )
-QUANTITIES = {"shm", "maxmemory", "size"}
+QUANTITIES = {"shm", "size"}
 QUANTITY = {"type": ["string", "number"]}
 RESOURCES: dict[str, Any] = {
     "type": "object",
@@ -79,8 +79,9 @@ class Key:
         if self.mark in ("config", "live"):
             return described | config_schema(self.rest, live=self.mark == "live")
         if self.mark == "env":
-            names = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^HEDGEROW_"}}
-            return described | {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
+            # Not propertyNames, of which helm says a wrong place; that none is HEDGEROW_* is in templates/_checks.tpl.
+            names = {"^[A-Za-z_][A-Za-z0-9_]*$": {"type": "string"}}
+            return described | {"type": "object", "patternProperties": names, "additionalProperties": False}
         if self.mark == "env-list":
             named = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
             return described | {"type": "array", "items": named}

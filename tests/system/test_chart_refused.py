@@ -30,6 +30,16 @@ PREVIOUS = "verifier.set=b,previous[0].images.engine.tag=latest,previous[0].veri
         ("drafter.resources=null", "'/drafter': missing property 'resources'"),
         ("gateway.limits=null", "'/gateway': missing property 'limits'"),
         ("tls=null", "missing property 'tls'"),
+        ("redis.maxmemory=2Gi", "'/redis/maxmemory': '2Gi' does not match"),
+        ("tracing.endpoint=otel", "'/tracing/endpoint': 'otel' does not match"),
+        ("tracing.endpoint=https://otel", "'/tracing/endpoint'"),
+        ("network.listenHost=::", "'/network/listenHost': '::' does not match"),
+        ("network.listenHost=", "'/network/listenHost'"),
+        ("gateway.env.HEDGEROW_X=a", "gateway.env: HEDGEROW_X is a setting"),
+        ("gateway.env.a-b=a", "'/gateway/env': additional properties 'a-b' not allowed"),
+        ("redis.extraEnv[0].name=HEDGEROW_X", "redis.extraEnv: HEDGEROW_X"),
+        ("weights.convert.extraEnv[0].name=HEDGEROW_X", "weights.convert.extraEnv: HEDGEROW_X"),
+        ("verifier.set=b,previous[0].verifier.set=,previous[0].verifier.env.HEDGEROW_X=a", "verifier.env: HEDGEROW_X"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(given: str, why: str) -> None:
@@ -47,6 +57,10 @@ def test_what_cannot_be_is_refused_by_name(given: str, why: str) -> None:
         "gateway.autoscaling.enabled=true,gateway.autoscaling.minReplicas=1",
         "fullnameOverride=a-1",
         "images.slim.tag=latest-2",
+        "redis.maxmemory=2048k",
+        "redis.maxmemory=64MB",
+        "network.listenHost=[::]",
+        "tracing.endpoint=https://otel.example.org:4317/",
     ],
 )
 def test_what_is_just_within_is_taken(given: str) -> None:

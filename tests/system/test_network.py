@@ -76,19 +76,19 @@ def test_nothing_leaves_but_names_and_what_was_opened() -> None:
         objects = render("values", *sets)
         reach, pods = Reach(objects), pods_of(objects)
         assert all(reach.may_leave(pod, 53, "UDP") for name, pod in pods.items() if name != "redis")
-        ports = (53, 443, 4317, 6379, 26379)
+        ports = (1, 53, 443, 4317, 6379, 26379)
         services = {name: pod for name, pod in pods.items() if name != "test"}
         return {name: {port for port in ports if reach.may_leave(pod, port)} for name, pod in services.items()}
 
     names = {"gateway": {53}, "verifier": {53}, "kvstore": {53}, "drafter": {53}, "redis": set[int]()}
     assert leaves() == names
     traced = {name: ports | {4317} if name != "redis" else ports for name, ports in names.items()}
-    for endpoint in ("jaeger:4317", "http://jaeger:4317/", "https://jaeger"):
+    for endpoint in ("jaeger:4317", "http://jaeger:4317/", "[fd00::1]:4317"):
         assert leaves(f"tracing.endpoint={endpoint}") == traced, endpoint
     outside = leaves("redis.bundled=false", "secrets.redisUrl=redis://u:p@elsewhere:6379/0")
     assert outside == {
         **{name: {53} for name in ("gateway", "verifier", "drafter")},
-        "kvstore": {53, 443, 4317, 6379, 26379},
+        "kvstore": {1, 53, 443, 4317, 6379, 26379},
     }
 
 

@@ -13,24 +13,7 @@
 {{- fail (printf "%s: %q is another image tomorrow; it must be a version" $where $tag) -}}
 {{- end -}}
 {{- end -}}
-{{- range $service := list "gateway" "verifier" "drafter" "kvstore" -}}
-{{- $values := index $.Values $service -}}
-{{- $names := keys $values.env -}}
-{{- $plain := keys $values.env -}}
-{{- range $values.extraEnv -}}
-{{- $names = append $names .name -}}
-{{- if .value -}}{{- $plain = append $plain .name -}}{{- end -}}
-{{- end -}}
-{{- range $name := $names -}}
-{{- if hasPrefix "HEDGEROW_" $name -}}
-{{- fail (printf "%s.extraEnv: %s is a setting of the service; %s.config has those by their names in lower case" $service $name $service) -}}
-{{- else if has $name (list "OTEL_EXPORTER_OTLP_ENDPOINT" "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") -}}
-{{- fail (printf "%s.env: %s turns nothing on; tracing.endpoint says where spans go" $service $name) -}}
-{{- else if and (has $name $plain) (regexMatch "^OTEL_EXPORTER_OTLP_(TRACES_)?HEADERS$" $name) -}}
-{{- fail (printf "%s.env: %s holds secrets; tracing.existingSecret names a Secret with it" $service $name) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
+{{- include "hedgerow.checkVariables" . -}}
 {{- range $set := include "hedgerow.sets" . | fromJsonArray -}}
 {{- $size := int $set.verifier.groupSize -}}
 {{- $ranks := int (default 1 $set.verifier.config.tensor_parallel) -}}
