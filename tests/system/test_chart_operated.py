@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.system.tools import CHART, KUBERNETES, helm, named, pod_specs, render, tool
+from tests.system.tools import CHART, KUBERNETES, ROOT, helm, named, pod_specs, render, tool
 
 pytestmark = pytest.mark.system
 # Of everything that the chart would make at random, one's own.
@@ -31,6 +31,9 @@ tests:
       - {{series: 'process_start_time_seconds{{job="{job}", instance="b"}}', values: 1 2 3 4 5 6 7 8 9 10}}
       - {{series: 'process_open_fds{{job="{job}", instance="c"}}', values: 90x10}}
       - {{series: 'process_max_fds{{job="{job}", instance="c"}}', values: 100x10}}
+      - {{series: 'hedgerow_gateway_verifiers{{job="{job}"}}', values: 1x10}}
+      - {{series: 'hedgerow_verifier_steps_total{{job="{job}"}}', values: 0x10}}
+      - {{series: 'hedgerow_kvstore_redis_exchanges_total{{job="{job}"}}', values: 0x10}}
     promql_expr_test:
       - expr: count by (alertname) (ALERTS{{alertstate="firing"}})
         eval_time: 9m
@@ -81,6 +84,20 @@ def test_notes_say_how_the_store_is_operated(tmp_path: Path) -> None:
     spec = pod_specs(render("values"))["StatefulSet/demo-hedgerow-redis"]
     assert words[0] == "demo-hedgerow-redis-0"
     assert words[1] in {each["name"] for each in spec["containers"]}
+
+
+def test_a_larger_volume_is_asked_for_by_names_that_the_chart_makes() -> None:
+    """docs/operations.md, of a release `hedgerow`: the claim, the set, the value."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (block,) = (each for each in re.findall(r"```\n(.*?)```", page, re.S) if "patch pvc" in each)
+    sizes = re.findall(r'"storage":"(\w+)"|redis\.storage\.size=(\w+)', block)
+    (size,) = {first or second for first, second in sizes}
+    store = named(render("values", "fullnameOverride=hedgerow", f"redis.storage.size={size}"), "StatefulSet", "-redis")
+    (claim,) = store["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == size
+    name = store["metadata"]["name"]
+    assert set(re.findall(r" pvc (\S+)", block)) == {f"{claim['metadata']['name']}-{name}-0"}
+    assert re.findall(r"delete statefulset (\S+) --cascade=orphan", block) == [name]
 
 
 def test_alerts_find_their_series_whatever_the_objects_are_called(tmp_path: Path) -> None:
