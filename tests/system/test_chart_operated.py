@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.system.tools import CHART, KUBERNETES, ROOT, helm, named, pod_specs, render, tool
+from tests.system.tools import CHART, KUBERNETES, ROOT, chosen, helm, named, pod_specs, render, tool
 
 pytestmark = pytest.mark.system
 # Of everything that the chart would make at random, one's own.
@@ -178,6 +178,26 @@ def test_another_secret_restarts_those_that_are_given_it(secret: str, restarted:
 
     one, other = metadata("one"), metadata("two")
     assert {name for name in one if one[name] != other[name]} == restarted
+
+
+def test_a_password_s_checksum_is_salted() -> None:
+    """Pods' text is read by more people than Secrets are: who guesses a password there guesses for one release."""
+    weak = chosen("values", "redis.bundled=false", "secrets.redisUrl=redis://u:hunter2@store:6379/0")
+    seen = []
+    for place in ("serving", "elsewhere"):
+        done = helm("template", "demo", str(CHART), f"--namespace={place}", f"--kube-version={KUBERNETES}", *weak)
+        seen.append(set(re.findall(r"checksum/secrets: (\w+)", done.stdout)))
+    assert [len(each) for each in seen] == [2, 2], "the gateway's and the kvstore's"
+    assert not seen[0] & seen[1]
+
+
+def test_a_drafter_s_metrics_are_scraped_where_only_an_old_set_has_it_colocated() -> None:
+    old = "verifier.set=b,previous[0].verifier.set=,previous[0].drafter.mode=colocated"
+    for sets, wanted in (((old,), True), (("verifier.set=b",), False)):
+        objects = render("values", "metrics.serviceMonitor.enabled=true", *sets)
+        ports = {each["port"] for each in named(objects, "Service", "-metrics")["spec"]["ports"]}
+        scraped = {each["port"] for each in named(objects, "ServiceMonitor")["spec"]["endpoints"]}
+        assert (7423 in ports, "drafter-metrics" in scraped) == (wanted, wanted)
 
 
 def test_a_secret_of_ones_own_may_lack_the_operator() -> None:

@@ -15,13 +15,23 @@ annotations:
   checksum/settings: {{ include "hedgerow.settings" (dict "root" .root "service" .component) | sha256sum }}
   {{- if eq .component "gateway" "kvstore" }}
   # of those that it is given
-  checksum/secrets: {{ omit .root.Values.secrets "operatorPassword" "groupSecret" (ternary "redisPassword" "tenantSecret" (eq .component "gateway")) | toJson | sha256sum }}
+  checksum/secrets: {{ include "hedgerow.secretsChecksum" . }}
   {{- end }}
   {{- $annotations := (index .root.Values .component).podAnnotations }}
   {{- if include "hedgerow.withDrafter" . }}{{ $annotations = merge dict $annotations .root.Values.drafter.podAnnotations }}{{ end }}
   {{- with $annotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end }}
+
+{{/* It changes with the secrets that a service is given. Annotations are read by more people than Secrets are, and a
+     password of one's own Redis may be weak: scrypt (derivePassword), salted with the release, so that each guess costs. */}}
+{{- define "hedgerow.secretsChecksum" -}}
+{{- $secrets := .root.Values.secrets -}}
+{{- $given := list $secrets.existingSecret $secrets.tenantSecret -}}
+{{- if eq .component "kvstore" -}}{{- $given = list $secrets.existingSecret $secrets.redisUrl $secrets.redisPassword -}}{{- end -}}
+{{- $salt := printf "%s/%s" .root.Release.Namespace .root.Release.Name -}}
+{{- derivePassword 1 "maximum" ($given | toJson) $salt .component | sha256sum -}}
 {{- end }}
 
 {{/* The account, security, placing and ending of a pod. */}}

@@ -50,6 +50,11 @@
 {{- $most -}}
 {{- end }}
 
+{{/* Not empty where a set has its drafter in the verifier's container. */}}
+{{- define "hedgerow.anyColocated" -}}
+{{- range include "hedgerow.sets" . | fromJsonArray }}{{ if eq .drafter.mode "colocated" }}yes{{ end }}{{ end -}}
+{{- end }}
+
 {{/* Not empty where a set has groups of several pods. */}}
 {{- define "hedgerow.several" -}}
 {{- range include "hedgerow.sets" . | fromJsonArray }}{{ if gt (int .verifier.groupSize) 1 }}yes{{ end }}{{ end -}}
