@@ -39,6 +39,7 @@ MATRIX: list[tuple[str, ...]] = [
     ("verifier.kind=LeaderWorkerSet", "verifier.groups=2", "verifier.gpus=1,verifier.config.device=cuda"),
     ("drafter.mode=colocated", "metrics.serviceMonitor.enabled=true", "metrics.dashboards=true"),
     ("drafter.mode=none",),
+    ("drafter.mode=in-process",),
     EXTERNAL,
     ("secrets.existingSecret=mine",),
     ("gateway.autoscaling.enabled=true", "gateway.replicas=1"),
@@ -82,7 +83,8 @@ def test_every_service_accepts_the_variables_that_it_is_given(values: str, sets:
                 from_env(SERVICES[service], env)
                 seen.add(service)
                 assert env["HEDGEROW_LISTEN"] != env["HEDGEROW_ADMIN_LISTEN"], where
-    assert seen == set(SERVICES) - ({"drafter"} if "drafter.mode=none" in sets else set())
+    without = {"drafter.mode=none", "drafter.mode=in-process"} & set(sets)
+    assert seen == set(SERVICES) - ({"drafter"} if without else set())
 
 
 def variables(

@@ -158,6 +158,16 @@ def test_a_colocated_drafter_keeps_what_is_its_own() -> None:
     assert {"name": "more", "mountPath": "/more"} in container(pod)["volumeMounts"]
 
 
+def test_a_drafter_in_the_verifier_s_process_is_no_other_process() -> None:
+    objects = render("values", "drafter.mode=in-process", "model.drafterPath=/models/drafter")
+    (made,) = pod_specs(objects)["StatefulSet/demo-hedgerow-verifier"]["containers"]
+    assert made["args"] == ["services.verifier"]
+    spec = pod_specs(objects)["StatefulSet/demo-hedgerow-verifier"]
+    config = from_env(VerifierServiceConfig, variables(made, spec, objects)["verifier"])
+    assert (config.drafter, str(config.drafter_path)) == ("in-process", "/models/drafter")
+    assert not [each for each in objects if each["metadata"]["name"].endswith("-drafter")]
+
+
 @pytest.mark.parametrize(
     ("sets", "why"),
     [

@@ -44,6 +44,9 @@
 {{- $_ := set $settings "DRAFTER" "127.0.0.1:7421" -}}
 {{- else if eq $root.Values.drafter.mode "deployment" -}}
 {{- $_ := set $settings "DRAFTER" (printf "%s.%s.svc.%s:7411" (include "hedgerow.setName" (dict "root" $root "service" "drafter")) $root.Release.Namespace $root.Values.network.clusterDomain) -}}
+{{- else if eq $root.Values.drafter.mode "in-process" -}}
+{{- $_ := set $settings "DRAFTER" "in-process" -}}
+{{- $_ := set $settings "DRAFTER_PATH" $root.Values.model.drafterPath -}}
 {{- end -}}
 {{- else if eq .service "drafter" -}}
 {{- $_ := set $settings "MODEL_PATH" $root.Values.model.drafterPath -}}
