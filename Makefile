@@ -1,7 +1,7 @@
 # Everything is run from the repository root. `make help` lists the targets.
 PYTHON ?= python3
 VENV := .venv/bin
-QUICK := not gpu and not slow and not system
+QUICK := not gpu and not slow and not system and not long
 BUF := npm exec --yes --package=@bufbuild/buf@1.75.0 -- buf
 
 .DEFAULT_GOAL := help
@@ -21,7 +21,7 @@ up: ## start the stack on this machine and leave it running until Ctrl-C
 	@$(PYTHON) deploy/setup.py run
 	@$(VENV)/python -m hedgerow.cli up
 
-test: setup ## every test that runs without a GPU, and a minute of exactness
+test: setup ## the tests that need no GPU and no cluster, and a minute of exactness
 	@echo "test: the suites, about 10 minutes on two cores"
 	@$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "$(QUICK)" tests || { \
 	  echo "test: what failed beside others, once more and alone: leases and time-outs need a core when they run out"; \
@@ -29,8 +29,8 @@ test: setup ## every test that runs without a GPU, and a minute of exactness
 	@echo "test: a rotating slice of the exactness run, at most a minute"
 	@$(VENV)/python -m bench.exactness slice --seconds 60
 
-test-system: setup ## images, chart, groups of hosts, and a cluster with streams in flight; what is not installed is skipped by name
-	@$(VENV)/python -m pytest -q -m "system and not slow" $(ARGS) tests/system tests/integration
+test-system: setup ## images, chart, a cluster with streams in flight, and the long ones of the other suites; what is not installed is skipped by name
+	@$(VENV)/python -m pytest -q -m "(system or long) and not slow" $(ARGS) tests
 
 check: setup ## formatting, lint, types, import directions, protos, generated code
 	@$(VENV)/ruff format --check .

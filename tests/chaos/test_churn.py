@@ -11,6 +11,7 @@ from hedgerow.cli.supervisor import Stack, StackConfig
 from tests.stack import BUDGET, ROOT, Models
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_few_hundred_random_clients_leave_nothing_behind(models: Models, tmp_path: Path) -> None:
     config = StackConfig(ROOT, models.target, tmp_path, drafter=models.drafter, budget=BUDGET, settings=SETTINGS)

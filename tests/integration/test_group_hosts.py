@@ -22,7 +22,7 @@ from tests.redis_servers import Service
 from tests.tiny import TinyPaths, write_tiny
 
 SECRET = "planted-group-secret"
-pytestmark = [pytest.mark.timeout(240), pytest.mark.system]  # minutes; `test_rank_hosts.py` has the core of it
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]  # minutes; `test_rank_hosts.py` has the core of it
 
 
 @pytest.fixture(scope="module")

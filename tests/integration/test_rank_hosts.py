@@ -68,7 +68,7 @@ def equal(target: GroupTarget, folder: Path, count: int) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("split", [TWO, pytest.param(Split(4, 2), marks=pytest.mark.system)], ids=str)
+@pytest.mark.parametrize("split", [TWO, pytest.param(Split(4, 2), marks=pytest.mark.long)], ids=str)
 def test_two_hosts_have_the_bits_of_shards_in_one_process(folder: Path, tmp_path: Path, split: Split) -> None:
     at = door(split)
     other = Host(at.port, folder, split=split, out=tmp_path)
@@ -81,7 +81,7 @@ def test_two_hosts_have_the_bits_of_shards_in_one_process(folder: Path, tmp_path
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("what", ["rank", "host"])
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.system)], ids=["killed", "stopped"]
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)], ids=["killed", "stopped"]
 )
 def test_what_is_lost_on_another_host_takes_the_group_down_and_comes_back(
     folder: Path, tmp_path: Path, what: str, number: signal.Signals

@@ -110,6 +110,7 @@ def test_a_sync_loop_survives_the_death_of_its_gateway(pair: Stack, options: Opt
         assert Whole.of(pieces) == Whole.of_result(client.complete(PROMPT, **options))
 
 
+@pytest.mark.long
 async def test_a_loop_survives_every_gateway_dying_in_turn(pair: Stack, opened: list[str]) -> None:
     """With one address too: it waits until its gateway is back."""
     for addresses in (pair.addresses("gateway"), pair.address("gateway")):

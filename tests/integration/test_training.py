@@ -82,6 +82,7 @@ def lines_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_sources_become_checkpoints_that_the_engine_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_sources(tmp_path / "index")
     monkeypatch.chdir(tmp_path)

@@ -20,6 +20,7 @@ FILES = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(260)
 @pytest.mark.parametrize("files", FILES, ids="-".join)
 def test_in_the_interpreter(files: tuple[str, ...]) -> None:

@@ -27,7 +27,9 @@ HEADS, LATENT, ROPE = 2, 128, 32
 
 
 @pytest.mark.timeout(300)  # fifteen seconds of work, on cores that others use too
-@pytest.mark.parametrize("capability", ["90", "100", "103", "120"])
+@pytest.mark.parametrize(
+    "capability", ["90", *(pytest.param(card, marks=pytest.mark.long) for card in ("100", "103", "120"))]
+)
 def test_compiled_without_spills(capability: str) -> None:
     """In a process of its own: other tests set Triton to interpret."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -10,14 +10,14 @@ from tests.unit.test_gpu_tree_ops import run
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("what", ["plain_moe", "cuda_loading"])
+@pytest.mark.parametrize("what", ["plain_moe", pytest.param("cuda_loading", marks=pytest.mark.long)])
 def test_in_the_interpreter(what: str) -> None:
     out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", f"tests/gpu/test_{what}.py", TRITON_INTERPRET="1")
     assert " passed" in out
     assert "needs a CUDA device" not in out
 
 
-@pytest.mark.parametrize("capability", ["90", "120"])
+@pytest.mark.parametrize("capability", ["90", pytest.param("120", marks=pytest.mark.long)])
 def test_compiled_for_a_card(capability: str) -> None:
     """At the published widths, without spills, on tensor cores."""
     out = run("-m", "tests.gpu_compile_experts", capability)

@@ -17,7 +17,7 @@ def test_in_the_interpreter() -> None:
     assert "needs a CUDA device" not in out
 
 
-@pytest.mark.parametrize("capability", ["90", "120"])
+@pytest.mark.parametrize("capability", ["90", pytest.param("120", marks=pytest.mark.long)])
 def test_compiled_for_a_card(capability: str) -> None:
     """No spills on sm_90, next to none elsewhere."""
     assert "2 kernels" in run("-m", "tests.gpu_compile_pairs", capability)
