@@ -30,7 +30,8 @@ test: setup ## the tests that need no GPU and no cluster, and a minute of exactn
 	@$(VENV)/python -m bench.exactness slice --seconds 60
 
 test-system: setup ## images, chart, a cluster with streams in flight, and the long ones of the other suites; what is not installed is skipped by name
-	@$(VENV)/python -m pytest -q -m "(system or long) and not slow" $(ARGS) tests
+	@$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "long and not slow" $(ARGS) tests
+	@$(VENV)/python -m pytest -q -m "system and not slow" $(ARGS) tests/system
 
 check: setup ## formatting, lint, types, import directions, protos, generated code
 	@$(VENV)/ruff format --check .
