@@ -87,7 +87,9 @@ def is_replica(server: EmbeddedRedis) -> bool:
         return False
 
 
-@pytest.mark.parametrize("service", [0, 1], indirect=True, ids=["no WAIT", "WAIT 1"])
+@pytest.mark.parametrize(
+    "service", [pytest.param(0, marks=pytest.mark.long), 1], indirect=True, ids=["no WAIT", "WAIT 1"]
+)
 async def test_log_follows_a_switch_of_living_masters(
     group: Sentinels, service: Service, request: pytest.FixtureRequest
 ) -> None:
