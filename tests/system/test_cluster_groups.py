@@ -17,7 +17,7 @@ from tests.system.cluster import CHOSEN, RELEASE, Cluster, Failed, started, unbr
 from tests.system.groups import made_of
 from tests.system.tools import CHART, ROOT, tool
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]  # five minutes
 SEVERAL = "verifier.kind=LeaderWorkerSet,verifier.groupSize=2,verifier.config.tensor_parallel=2"
 SEVERAL += ",verifier.config.engine=compiled"
 STREAMS = 48

@@ -1,7 +1,7 @@
 """docs/systemd.md from an empty Debian machine to a served completion, word for word, on a systemd that is process 1.
 
 The machine is a privileged container of podman's. What is done for it beforehand: systemd itself, and this checkout in
-place of the repository's address. test_systemd.py of tests/integration has the quick part.
+place of the repository's address. Slow: it installs packages. test_systemd.py of tests/integration has the quick part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.system.cluster import BASE, Cluster
 from tests.system.streams import Clients
 from tests.system.tools import ROOT, tool
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
 GUIDE = ROOT / "docs" / "systemd.md"
 GATEWAYS = "127.0.0.1:7411,127.0.0.1:7421"  # the guide's
 UNITS = ("hedgerow-kvstore", "hedgerow-drafter", "hedgerow-verifier", "hedgerow-gateway@1", "hedgerow-gateway@2")
