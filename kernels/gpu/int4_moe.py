@@ -32,8 +32,15 @@ def reference(
     gate_up: tuple[torch.Tensor, torch.Tensor],
     down: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """partial [R, k, H] float32; `hidden` is rounded to x's type, as the kernel stores it."""
-    wide, narrow = int4_unpack.reference(*gate_up), int4_unpack.reference(*down)
+    """partial [R, k, H] float32."""
+    return unpacked_reference(x, chosen, weights, int4_unpack.reference(*gate_up), int4_unpack.reference(*down))
+
+
+def unpacked_reference(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor
+) -> torch.Tensor:
+    """partial [R, k, H] float32 of wide [E, 2 I, H] and narrow [E, H, I] float32; `hidden` is rounded to x's type, as
+    the kernels store it."""
     out = x.new_zeros(*chosen.shape, x.shape[1], dtype=torch.float32)
     for r, experts in enumerate(chosen.tolist()):
         for j, e in enumerate(experts):

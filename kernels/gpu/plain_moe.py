@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.fp8 import BLOCK, fp8_unpack
+from kernels.gpu.int4_moe import unpacked_reference
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 128, 128, 4, 2), (5, 256, 128, 8, 2), (19, 128, 256, 4, 3)]  # (R, H, I, E, k)
@@ -37,16 +38,8 @@ def unpacked(weights: Weights) -> torch.Tensor:
 def reference(
     x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, gate_up: Weights, down: Weights
 ) -> torch.Tensor:
-    """partial [R, k, H] float32; `hidden` is rounded to x's type, as the kernel stores it."""
-    wide, narrow = unpacked(gate_up), unpacked(down)
-    out = x.new_zeros(*chosen.shape, x.shape[1], dtype=torch.float32)
-    for r, experts in enumerate(chosen.tolist()):
-        for j, e in enumerate(experts):
-            if e >= 0:
-                gate, up = (wide[e] @ x[r].float()).chunk(2)
-                hidden = (torch.nn.functional.silu(gate) * up).to(x.dtype).float()
-                out[r, j] = weights[r, j] * (narrow[e] @ hidden)
-    return out
+    """partial [R, k, H] float32."""
+    return unpacked_reference(x, chosen, weights, unpacked(gate_up), unpacked(down))
 
 
 @triton.jit
