@@ -26,7 +26,7 @@ class LocalDrafter:
         self.engine = engine
 
     async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
-        return self.engine.draft(batch)
+        return self.propose(batch)
 
     def propose(self, batch: DraftBatch) -> DraftAnswer | None:
         """What `draft` gives; blocks."""

@@ -54,9 +54,6 @@ class HostedDrafter(LocalDrafter):
         """Raises Disagreement unless it was made for `target`."""
         check(self.described, target)
 
-    async def draft(self, batch: DraftBatch) -> DraftAnswer | None:
-        return self.propose(batch)
-
     def propose(self, batch: DraftBatch) -> DraftAnswer | None:
         """The step's trees; None after a failure, and for a while after it."""
         if not self.connected:
