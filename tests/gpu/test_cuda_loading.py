@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,12 +23,12 @@ from hedgerow.model.loader import INDEX, Checkpoint
 from hedgerow.model.reading import Progress
 from hedgerow.model.selfcheck import PARENTS, tree_logits
 from hedgerow.weights.convert import convert
-from hedgerow.weights.published import MINI, MINI_FP8, ONE_LAYER
+from hedgerow.weights.published import MINI, MINI_FP8
 from hedgerow.weights.rehearse import write
 from kernels.fp8 import fp8_unpack
+from tests.load_memory import loaded, needs_proc
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ROOT = Path(__file__).resolve().parents[2]
 DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda")
 SMALL = dataclasses.replace(MINI, layers=2, vocab=512, experts=3, top_k=2)
 SMALL_FP8 = dataclasses.replace(MINI_FP8, layers=2, vocab=512, width=256, heads=2, dense_width=256)
@@ -121,30 +118,12 @@ def test_sizes_without_code_are_refused(tmp_path: Path) -> None:
     check_sizes(dataclasses.replace(c, fp8=False), tmp_path / "config.json")
 
 
-LOAD = """
-import sys, torch
-from pathlib import Path
-from hedgerow.model.cuda import CudaK2
-from hedgerow.model.loader import Checkpoint, share_bytes
-peak = lambda: next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("VmHWM"))
-folder, before = Path(sys.argv[1]), peak()
-model = CudaK2.load(folder, (0,), torch.device("cpu"))
-checkpoint = Checkpoint(folder)
-print(share_bytes(checkpoint.stored, checkpoint.share), before, peak())
-"""
-
-
 @pytest.mark.timeout(400)
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
+@needs_proc
 def test_the_engine_loads_a_true_layer_in_one_and_a_half_times_its_weights() -> None:
     """One MoE layer at K2.6's widths, 48 of its experts, 2 GB. The device is the host here, so that the peak is the
     weights themselves, the engine's buffers, PyTorch and Triton, and whatever a load needs beside them."""
-    with tempfile.TemporaryDirectory() as folder:  # pytest keeps its own folders for three runs
-        write(Path(folder), "k2.6", dataclasses.replace(ONE_LAYER, experts=48, vocab=20480))
-        done = subprocess.run(
-            [sys.executable, "-c", LOAD, folder], cwd=ROOT, capture_output=True, text=True, check=True, timeout=350,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-    share, before, peak = map(int, done.stdout.split())
-    assert share > 1_900_000_000
-    assert peak <= 1.5 * share, f"{peak / 1e9:.2f} GB at the most ({before / 1e9:.2f} before) for {share / 1e9:.2f} GB"
+    load = 'model, checkpoint = CudaK2.load(folder, (0,), torch.device("cpu")), Checkpoint(folder)'
+    found = loaded("import torch\nfrom hedgerow.model.cuda import CudaK2", load, experts=48, seconds=350)
+    assert found.share > 1_900_000_000
+    assert found.peak <= 1.5 * found.share, found

@@ -2,57 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from hedgerow.model.packing import Packer
-from hedgerow.weights.published import ONE_LAYER
-from hedgerow.weights.rehearse import write
 from kernels.cpu.library import BF16, F32
 from tests.compiled_builds import missing_compiler
+from tests.load_memory import loaded, needs_proc
 
 pytestmark = pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
-ROOT = Path(__file__).resolve().parents[2]
-LOAD = """
-import sys
-from pathlib import Path
+IMPORTS = """
 from hedgerow.model.compiled import CompiledK2
-from hedgerow.model.loader import Checkpoint, share_bytes
 from hedgerow.model.tensors import Share
 from kernels.collectives import Ranks
 class One(Ranks):
     def __init__(self, rank, count):
         super().__init__(count)
         self.mine = range(rank, rank + 1)
-peak = lambda: next(int(l.split()[1]) * 1024 for l in open("/proc/self/status") if l.startswith("VmHWM"))
-folder, before = Path(sys.argv[1]), peak()
-model, checkpoint = CompiledK2.load(folder, (0,), ranks=One(1, 2)), Checkpoint(folder, Share(1, 2))
-print(share_bytes(checkpoint.stored, checkpoint.share), before, peak())
 """
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from /proc")
+@needs_proc
 def test_a_rank_loads_a_true_layer_in_one_and_a_half_times_its_share() -> None:
     """One MoE layer at K2.6's widths, 96 of its experts, one rank of two. The peak counts PyTorch and tables too."""
-    with tempfile.TemporaryDirectory() as folder:  # pytest keeps its own folders for three runs
-        write(Path(folder), "k2.6", dataclasses.replace(ONE_LAYER, experts=96, vocab=20480))
-        done = subprocess.run(
-            [sys.executable, "-c", LOAD, folder], cwd=ROOT, capture_output=True, text=True, check=True, timeout=250,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-    share, before, peak = map(int, done.stdout.split())
-    assert share > 1_600_000_000
-    assert peak <= 1.5 * share, f"{peak / 1e9:.2f} GB at the most ({before / 1e9:.2f} before) for {share / 1e9:.2f} GB"
+    load = "model, checkpoint = CompiledK2.load(folder, (0,), ranks=One(1, 2)), Checkpoint(folder, Share(1, 2))"
+    found = loaded(IMPORTS, load, experts=96, seconds=250)
+    assert found.share > 1_600_000_000
+    assert found.peak <= 1.5 * found.share, found
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("narrow", 64), ("wide", 64), ("mixed", 64), ("odd", 48)])
