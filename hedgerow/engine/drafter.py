@@ -90,6 +90,11 @@ class DrafterEngine:
             batch.step_id, trees, self.incarnation, proposed.forwarded_ns - begun, built - proposed.forwarded_ns
         )
 
+    def context(self, sequence: int, position: int) -> Context | None:
+        """What is held of a sequence, if it ends right before `position`."""
+        state = self._states.get(sequence)
+        return state if state is not None and state.end == position else None
+
     def _take(self, work: DraftWork) -> int:
         """Appends what is new of the work's features; gives the first position that is still missing."""
         position, rows = work.feature_position, len(work.features)

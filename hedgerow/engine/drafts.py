@@ -86,7 +86,7 @@ class DraftDesk:
             draft, work = wanted.get(drafted.sequence), by_number.get(drafted.sequence)
             if draft is None or work is None or draft.budget == 0 or not len(drafted.nodes.tokens):
                 continue
-            tree = self._checked(drafted, draft)
+            tree = self.checked(drafted, draft)
             if tree is not None:
                 trees[drafted.sequence] = shallow(tree, work.room - 1)
         return trees
@@ -101,7 +101,8 @@ class DraftDesk:
             self._sent = dict.fromkeys(self._sent, 0)
         self._incarnation = answer.incarnation
 
-    def _checked(self, drafted: DraftTree, draft: DraftWork) -> Tree | None:
+    def checked(self, drafted: DraftTree, draft: DraftWork) -> Tree | None:
+        """None for a tree that must not be verified; counted."""
         try:
             return validate_tree(
                 drafted.nodes,

@@ -37,6 +37,10 @@ class FeatureRing:
         self.end += rows
         self.start = max(self.start, self.end - capacity)
 
+    def restart(self, position: int) -> None:
+        """Holds nothing; the next features are those of `position`."""
+        self.start = self.end = position
+
     def read(self, position: int, rows: int) -> torch.Tensor:
         """Features [rows, width] from `position` on. A view where it can be: valid until the next `put`."""
         assert self.start <= position <= position + rows <= self.end, (self.start, position, rows, self.end)

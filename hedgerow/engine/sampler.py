@@ -69,7 +69,7 @@ def follow(logits: torch.Tensor, trees: Sequence[DrawnTree], eos: frozenset[int]
 
 def walk_rows(trees: Sequence[DrawnTree]) -> list[WalkRows]:
     """What `walk` is asked for trees whose logits are as they should be drawn."""
-    return [WalkRows(tree.first, tree.parents, tree.tokens, _law(tree.draw)) for tree in trees]
+    return [WalkRows(tree.first, tree.parents, tree.tokens, law_of(tree.draw)) for tree in trees]
 
 
 @contextmanager
@@ -96,7 +96,8 @@ def _edit(row: torch.Tensor, draw: RowDraw, eos: frozenset[int]) -> None:
         row[[*eos, *sampling.stop_token_ids]] = -torch.inf
 
 
-def _law(row: RowDraw) -> Law:
+def law_of(row: RowDraw) -> Law:
+    """How the row's token is drawn, where nothing changes its logits."""
     s = row.sampling
     return Law(s.temperature, s.top_k, s.top_p, s.min_p, s.seed, s.sample_index, row.position)
 

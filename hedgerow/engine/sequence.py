@@ -158,6 +158,12 @@ class AttachedSequence:
         if self.features is not None:
             self.features.put(features)
 
+    def pass_by(self, rows: int) -> None:
+        """As `keep` where the features never come here: the drafter has them."""
+        self.cached += rows
+        if self.features is not None:
+            self.features.restart(self.cached)
+
     def update(self, stats: StepStats | None = None, error: Exception | None = None) -> Update:
         """What to tell the owner: the output not told yet and, if the sequence has ended, how and at what cost."""
         ended = self.finish is not Finish.NONE

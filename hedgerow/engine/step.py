@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from hedgerow.engine.drafter import DrafterEngine
+from hedgerow.engine.fed import FedVerifier
 from hedgerow.engine.types import DraftAnswer, DraftBatch, StepResult, Update
 from hedgerow.engine.verifier import VerifierEngine
 
@@ -31,6 +32,9 @@ class LocalDrafter:
     def propose(self, batch: DraftBatch) -> DraftAnswer | None:
         """What `draft` gives; blocks."""
         return self.engine.draft(batch)
+
+    def made(self) -> None:
+        """A step's trees were made on the device, without a batch."""
 
 
 class NoDrafter:
@@ -64,12 +68,19 @@ def step_here(engine: VerifierEngine, drafter: LocalDrafter | NoDrafter) -> Step
 
     Nothing that it gives is changed by later steps, so that these may run while it is told.
     """
+    if isinstance(engine, FedVerifier) and isinstance(drafter, LocalDrafter):
+        result = engine.step(drafter)
+    else:
+        result = _step_apart(engine, drafter)
+    return None if result is None else replace(result, updates=[_apart(update) for update in result.updates])
+
+
+def _step_apart(engine: VerifierEngine, drafter: LocalDrafter | NoDrafter) -> StepResult | None:
     plan = engine.plan()
     if plan is None:
         return None
     asked = plan.draft.works or plan.draft.release
-    result = engine.verify(plan, drafter.propose(plan.draft) if asked else None)
-    return replace(result, updates=[_apart(update) for update in result.updates])
+    return engine.verify(plan, drafter.propose(plan.draft) if asked else None)
 
 
 def _apart(update: Update) -> Update:

@@ -150,12 +150,7 @@ class VerifierEngine:
     def plan(self) -> Plan | None:
         """Takes in what callers asked, admits, and gives the next step; None when there is nothing to do."""
         begun = time.perf_counter_ns()
-        self._take_messages()
-        now = time.monotonic()
-        self._kept.prune(now)
-        for sequence in [s for s in self._held.values() if expired(s, now)]:
-            self._end(sequence, Finish.DEADLINE)
-        works = self.scheduler.schedule()
+        works = self._works()
         if not (works or self._updates or self._behind or self._desk.has_releases):
             return None
         self._step_id += 1
@@ -175,21 +170,24 @@ class VerifierEngine:
                 done = rows.compute(parts, self._model, self._whole, self.cache)
                 verify_ns = time.perf_counter_ns() - forward_begun
                 self._accept(plan, parts, done)
-        except Exception as error:
-            named = [work.sequence.start.session_id for work in plan.works[:NAMED]]
-            fields = {"step": plan.step_id, "sequences": len(plan.works), "sessions": named}
-            log.exception("a step failed: every running sequence ends with an error", extra={"fields": fields})
-            self._fail(error)
+        except Exception as error:  # noqa: BLE001  whatever it is, no sequence may wait for ever
+            self._fail(plan, error)
+        return self._result(plan, begun - plan.planned_ns, verify_ns, time.perf_counter_ns() - begun - verify_ns)
+
+    def _works(self) -> list[Work]:
+        """Takes in what callers asked, and what time has ended; then what runs next."""
+        self._take_messages()
+        now = time.monotonic()
+        self._kept.prune(now)
+        for sequence in [s for s in self._held.values() if expired(s, now)]:
+            self._end(sequence, Finish.DEADLINE)
+        return self.scheduler.schedule()
+
+    def _result(self, plan: Plan, draft_ns: int, verify_ns: int, accept_ns: int) -> StepResult:
         self._catch_up()
         updates, self._updates = self._updates, []
-        ended = time.perf_counter_ns()
-        timings = StepTimings(
-            draft_ns=begun - plan.planned_ns,
-            verify_ns=verify_ns,
-            accept_ns=ended - begun - verify_ns,
-            total_ns=ended - plan.begun_ns,
-            step_end_unix_ns=time.time_ns(),
-        )
+        total, end = time.perf_counter_ns() - plan.begun_ns, time.time_ns()
+        timings = StepTimings(draft_ns, verify_ns, accept_ns, total, end)
         for work in plan.works:
             work.sequence.spend(work.phase, work.rows, timings)
         return StepResult(plan.step_id, updates, timings)
@@ -302,7 +300,10 @@ class VerifierEngine:
         self._inbox.forget(sequence)
         del self._held[sequence.start.session_id]
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, plan: Plan, error: Exception) -> None:
+        named = [work.sequence.start.session_id for work in plan.works[:NAMED]]
+        fields = {"step": plan.step_id, "sequences": len(plan.works), "sessions": named}
+        log.exception("a step failed: every running sequence ends with an error", extra={"fields": fields})
         self._faults += 1
         cause = error if isinstance(error, HedgerowError) else Internal(f"{type(error).__name__}: {error}")
         for sequence in list(self.scheduler.running):

@@ -38,9 +38,9 @@ class CudaDraftState:
         """Rows that wait."""
         return sum(map(len, self.waiting))
 
-    def reserve(self) -> None:
-        """Takes pages up to `end`."""
-        needed = (self.end - 1) // PAGE - self.start // PAGE + 1
+    def reserve(self, ahead: int = 0) -> None:
+        """Takes pages up to `end`, or up to position `ahead`."""
+        needed = (max(self.end, ahead) - 1) // PAGE - self.start // PAGE + 1
         while len(self.pages) < needed:
             if not self.arena.free:
                 more = max(LEAST_PAGES, self.arena.pages)  # doubling: each move makes captured passes wrong

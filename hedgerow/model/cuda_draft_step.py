@@ -110,18 +110,19 @@ class DraftStep:
     ) -> None:
         self.c, self.weights, self.room, self.shape, self.fields = c, weights, room, shape, fields
 
-    def run(self, pool: torch.Tensor) -> None:
-        """pool [layers, slots, 2, kv heads, head_dim]. Logits are in the room, block - 1 rows a sequence."""
+    def run(self, pool: torch.Tensor, came: torch.Tensor | None = None) -> None:
+        """pool [layers, slots, 2, kv heads, head_dim]. Logits are in the room, block - 1 rows a sequence. `came`: where
+        features lie, where not in the room."""
         if self.shape.features:
-            self.append(pool)
+            self.append(pool, came)
         if self.shape.sequences:
             self.draft(pool)
 
-    def append(self, pool: torch.Tensor) -> None:
+    def append(self, pool: torch.Tensor, came: torch.Tensor | None = None) -> None:
         """The context's keys and values, from the features; they do not go through the layers' input norms."""
         c, w, room, f, n = self.c, self.weights, self.room, self.fields, self.shape.features
         mixed, context, kv = room.mixed[:n], room.context[:n], room.context_kv[:n]
-        room.given[:n].copy_(room.came[:n])  # rounds
+        room.given[:n].copy_(room.came[:n] if came is None else came)  # rounds
         if w.fc is None:
             context = room.given[:n]
         else:

@@ -90,6 +90,17 @@ class Device:
             self.waited += time.perf_counter() - begun
         self.busy = False
 
+    def mark(self) -> torch.cuda.Event | None:
+        """The end of what was launched so far, for `reach`; None where all of it is done."""
+        return None if self._stream is None else self._stream.record_event()
+
+    def reach(self, mark: torch.cuda.Event | None) -> None:
+        """Until the device is there; what was launched behind it may still run."""
+        if mark is not None:
+            begun = time.perf_counter()
+            mark.synchronize()
+            self.waited += time.perf_counter() - begun
+
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")

@@ -1,0 +1,290 @@
+"""The verifier's engine where acceptance feeds the next step on the device, for a drafter beside it in this process.
+
+While nothing but decoding happens, the running sequences are a line: the host enters them once, then launches the step
+after the next before it reads what the last one did. Draft, verification, acceptance and the next step's inputs stay on
+the device (`hedgerow.model.fed`); the host checks trees, follows stops and lengths, and tells the owners afterwards,
+beside the device's next step. What a step did for a sequence that has ended, was cancelled or attached anew meanwhile,
+or whose tree fails the check, is dropped, and so is all that was computed from it: cache and context before the last
+step that counted are untouched, and the next one goes on from there.
+
+The line ends, and steps are those of `VerifierEngine` with all waiting, while a prompt or a replay is computed, while a
+sequence changes its logits (logit_bias, min_tokens), where the store is so far behind that a sequence may be held, at
+the last positions of the models, and for one step where sequences came or so many went that a smaller step will do.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from hedgerow.engine import rows
+from hedgerow.engine.config import EngineConfig
+from hedgerow.engine.drafter import DrafterEngine
+from hedgerow.engine.reads import Reads
+from hedgerow.engine.sampler import RowDraw, edits, law_of
+from hedgerow.engine.scheduler import Work
+from hedgerow.engine.sequence import AttachedSequence, Phase
+from hedgerow.engine.tree import Tree
+from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, StepResult, TreeNodes
+from hedgerow.engine.verifier import Plan, VerifierEngine
+from hedgerow.model.batch import SequenceRows
+from hedgerow.model.fed import FedLine, FedMember, FedSteps
+from hedgerow.model.interface import Context, Target
+
+log = logging.getLogger(__name__)
+AHEAD = 2  # steps that are launched and not read
+NO_FEATURES = torch.empty(0, 0)
+NO_ROWS = SequenceRows(0, (), (), (), ())
+
+
+class Beside(Protocol):
+    """A drafter in this process: `hedgerow.engine.step.LocalDrafter`."""
+
+    @property
+    def engine(self) -> DrafterEngine: ...
+    def propose(self, batch: DraftBatch) -> DraftAnswer | None: ...
+    def made(self) -> None:
+        """Trees were made without its being asked."""
+
+
+@dataclass
+class Member:
+    """A sequence in the line."""
+
+    sequence: AttachedSequence
+    context: Context | None
+    output: int  # tokens when its last step that counted was read
+    cap: int
+    until: int  # position up to which its context has room
+    last: int  # position of the last anchor
+    asked: int  # most nodes
+    gone: bool = False  # what the device computes for it does not count any more
+
+    @property
+    def here(self) -> bool:
+        return not self.gone and not self.sequence.finish and len(self.sequence.output) == self.output
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that was launched."""
+
+    plan: Plan
+    launched: Any
+    asked: Sequence[int]
+
+
+class FedVerifier(VerifierEngine):
+    """As VerifierEngine, whose steps are taken by `step`: the same tokens."""
+
+    def __init__(
+        self,
+        model: Target,
+        config: EngineConfig,
+        vocabulary: Sequence[bytes],
+        eos: frozenset[int],
+        reads: Reads | None = None,
+    ) -> None:
+        super().__init__(model, config, vocabulary, eos, reads)
+        self._feed: FedSteps | None = None
+        self._line: Sequence[Member] = ()
+        self._flights = deque[Flight]()
+        self._apart = False  # the next step is not fed: what failed a check must get on
+        self.fed_steps = 0  # that were read
+
+    def feed(self, steps: FedSteps | None) -> None:
+        """From now on steps feed each other where they can; None: none does."""
+        assert not self._line, "between two lines"
+        self._feed = steps
+
+    @torch.inference_mode()
+    def step(self, drafter: Beside) -> StepResult | None:
+        """The next step's result; None when there is nothing to do."""
+        begun = time.perf_counter_ns()
+        if self._line:
+            works = self._works()
+        else:
+            plan = self.plan()
+            if plan is None:
+                return None
+            if not self._enter(plan, drafter):
+                asked = plan.draft.works or plan.draft.release
+                return self.verify(plan, drafter.propose(plan.draft) if asked else None)
+            works = plan.works
+        if not any(member.here for member in self._line):
+            self._drop()
+            return self.step(drafter)
+        try:
+            while len(self._flights) < AHEAD and self._may(works):
+                self._launch(works)
+            if not self._flights:
+                self._leave()
+                return self.step(drafter)
+            flight = self._flights.popleft()
+            lines = self._steps.collect(flight.launched)
+        except Exception:
+            log.exception("a step that feeds the next one failed: steps wait for each other from now on")
+            self._drop()
+            self._feed = None
+            return self.step(drafter)
+        return self._read(flight, lines, begun, drafter, last=not self._may(works))
+
+    @property
+    def _steps(self) -> FedSteps:
+        assert self._feed is not None
+        return self._feed
+
+    def _enter(self, plan: Plan, drafter: Beside) -> bool:
+        """Begins a line with the plan's works, if that is possible. The drafter has taken their features then."""
+        feed, works = self._feed, plan.works
+        apart, self._apart = self._apart, False
+        if feed is None or apart or not 0 < len(works) <= feed.most_members:
+            return False
+        if not all(self._serves(work) and self._has_room(work.sequence, feed.block * AHEAD) for work in works):
+            return False
+        most = min(feed.most_nodes, drafter.engine.config.max_budget)
+        asked = [min(work.budget, most) for work in works]
+        contexts: list[Context | None] = [None] * len(works)
+        if any(asked):
+            taken = replace(plan.draft, works=[replace(work, budget=0) for work in plan.draft.works])
+            answer = drafter.propose(taken)
+            self._desk.trees(works, taken, answer)
+            if answer is None:
+                return False
+            contexts = [drafter.engine.context(work.sequence.number, work.prefix) for work in works]
+        if any(most and context is None for most, context in zip(asked, contexts, strict=True)):
+            return False
+        line = [self._member(work, most, context) for work, most, context in zip(works, asked, contexts, strict=True)]
+        try:
+            until = feed.enter([_entering(member) for member in line], self.cache)
+        except Exception:
+            log.exception("steps could not be made to feed each other: they wait from now on")
+            self._feed = None
+            return False
+        for member, position in zip(line, until, strict=True):
+            member.until = position
+        self._line = line
+        return True
+
+    def _member(self, work: Work, asked: int, context: Context | None) -> Member:
+        sequence = work.sequence
+        last = len(sequence.start.prompt) + sequence.start.sampling.max_tokens - 2
+        return Member(sequence, context, len(sequence.output), sequence.start.topk_cap, 0, last, asked)
+
+    def _serves(self, work: Work) -> bool:
+        sampling, offset = work.sequence.start.sampling, len(work.sequence.output)
+        return work.phase is Phase.DECODING and not edits(RowDraw(sampling, 0, offset))
+
+    def _has_room(self, sequence: AttachedSequence, tokens: int) -> bool:
+        """Whether so many more do not hold the sequence back, and the models have positions for them and a tree."""
+        positions = self._model.config.max_position_embeddings
+        end = sequence.cached + tokens + self._steps.block
+        return sequence.run_ahead() + tokens <= self.config.run_ahead and end <= min(positions, self._steps.positions)
+
+    def _may(self, works: Sequence[Work]) -> bool:
+        """Whether one more step of the line can be launched, in which these take part."""
+        feed, ahead = self._steps, len(self._flights)
+        here = {member.sequence.number: member for member in self._line if member.here}
+        if feed.stale or len(works) != len(here):
+            return False
+        for work in works:
+            member, tokens = here.get(work.sequence.number), feed.block * (ahead + 1)
+            if member is None or not self._serves(work) or not self._has_room(work.sequence, tokens):
+                return False
+            if min(work.prefix + feed.block * ahead, member.last) > member.until:
+                return False
+        return any(m.sequence.remaining > ahead for m in here.values()) and feed.suits(self._asked(works))
+
+    def _asked(self, works: Sequence[Work]) -> list[int]:
+        """Most nodes of each member's tree; of what is not in `works` -1. A member without a context has none."""
+        wanted = {work.sequence.number: work for work in works}
+        most = self._steps.most_nodes
+        for member in self._line:
+            work = wanted.get(member.sequence.number)
+            if work is not None and work.room > 1:  # for the last token none is wanted, and a smaller step not worth it
+                member.asked = min(work.budget, most) if member.context is not None else 0
+        return [member.asked if member.here and member.sequence.number in wanted else -1 for member in self._line]
+
+    def _launch(self, works: Sequence[Work]) -> None:
+        asked, now = self._asked(works), time.perf_counter_ns()
+        launched = self._steps.launch(asked)
+        self._step_id += 1
+        plan = Plan(self._step_id, list(works), DraftBatch(self._step_id, ()), now, now)
+        self._flights.append(Flight(plan, launched, asked))
+
+    def _read(self, flight: Flight, lines: Sequence[FedLine], begun: int, drafter: Beside, last: bool) -> StepResult:
+        """What the step did, told. `last`: no other follows it; where none is under way either, the line ends."""
+        there, plan = time.perf_counter_ns(), replace(flight.plan, begun_ns=begun)
+        try:
+            self._accept_lines(flight, lines)
+        except Exception as error:  # noqa: BLE001  as in `verify`
+            self._fail(plan, error)
+        self.fed_steps += 1
+        if any(flight.asked):
+            drafter.made()
+        if not any(member.here for member in self._line):
+            self._drop()
+        elif last and not self._flights:
+            self._leave()
+        return self._result(plan, 0, there - begun, time.perf_counter_ns() - there)
+
+    def _accept_lines(self, flight: Flight, lines: Sequence[FedLine]) -> None:
+        works = {work.sequence.number: work for work in flight.plan.works}
+        total = sum(len(line.tokens) + 1 for line in lines if line.path)
+        for member, line, asked in zip(self._line, lines, flight.asked, strict=True):
+            if asked < 0 or not member.here:
+                continue
+            work = works[member.sequence.number]._replace(prefix=member.sequence.cached, budget=asked)
+            tree = self._tree(member, line, work)
+            if tree is None:
+                member.gone = self._apart = True  # so is the next step, which began behind this one
+                continue
+            tokens = member.sequence.truncate([*(line.tokens[row - 1] for row in line.path[1:]), line.bonus])
+            walk = rows.Walk(line.path[: len(tokens)], tokens, len(line.path) - 1)
+            member.sequence.pass_by(len(walk.path))
+            part = rows.Part(work, tree if tree.tokens else None, NO_ROWS, 0, None)
+            self._emit(flight.plan, part, walk, total)
+            member.output = len(member.sequence.output)
+
+    def _tree(self, member: Member, line: FedLine, work: Work) -> Tree | None:
+        """The tree that was verified; None where it should not have been, or nothing was."""
+        if not line.path or line.bonus < 0:
+            return None
+        drafted = DraftTree(member.sequence.number, TreeNodes(line.tokens, line.parents, line.logprobs), 0)
+        draft = DraftWork(member.sequence.number, 0, NO_FEATURES, 0, 0, work.budget, member.cap)
+        return self._desk.checked(drafted, draft)
+
+    def _leave(self) -> None:
+        """The line ends after the step that was read last: contexts then reach up to every anchor."""
+        line, self._line = self._line, ()
+        self._steps.leave([member.sequence.cached for member in line])
+
+    def _drop(self) -> None:
+        """The line ends, and steps under way do not count. Contexts of sequences that go on begin anew."""
+        for member in self._line:
+            if member.context is not None and not member.sequence.finish:
+                member.context.reset(member.sequence.cached)
+        self._line = ()
+        self._flights.clear()
+
+
+def _entering(member: Member) -> FedMember:
+    sequence, sampling = member.sequence, member.sequence.start.sampling
+    prompt, at = len(sequence.start.prompt), sequence.anchor_position
+    return FedMember(
+        anchor=sequence.output[-1],
+        prefix=at,
+        pages=sequence.pages,
+        law=law_of(RowDraw(sampling, at + 1, at + 1 - prompt)),
+        limit=prompt + sampling.max_tokens,
+        last=member.last,
+        budget=member.asked,
+        cap=member.cap,
+        context=member.context,
+    )
