@@ -10,15 +10,19 @@ import torch
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.cuda import CudaK2
 from hedgerow.model.cuda_dflash import CudaDFlash
+from hedgerow.model.cuda_fed import CudaFed
+from hedgerow.model.fed import FedMember
+from kernels.sample import Law
 from tests.gpu_compile import SHARED, Launch, build, launches
 
 SAPLING = Path("models/sapling")
 UNDER_THE_INTERPRETER = ("_row_attention",)  # on a card others do its work
+BETWEEN = ("_pack", "_follow_on", "_pick")  # what a step that feeds the next one has besides
 PRODUCTS = ("_linear", "_gate_up", "_down", "_row_attention", "_draft_attention")  # by tensor cores
 
 
 def steps() -> list[Launch]:
-    """A tree's step, a chunk of 256 rows of a prompt, and a draft."""
+    """A tree's step, a chunk of 256 rows of a prompt, a draft, and what lets them feed each other."""
     cpu = torch.device("cpu")
     model = CudaK2.load(SAPLING, (1, 4, 7), cpu)
     drafter = CudaDFlash(SAPLING.with_name("sapling-dflash"), SAPLING, cpu)
@@ -30,7 +34,14 @@ def steps() -> list[Launch]:
         drafter.append(state, torch.zeros(3, drafter.feature_width), 0)
         drafter.draft([state], [1], [3])
 
-    return [as_served(launch) for launch in launches(run)]
+    def feed() -> None:
+        fed = CudaFed(model, drafter)
+        fed.enter([FedMember(1, 3, range(5), Law(0.0, 0, 1.0, 0.0, 0, 0, 4), 64, 60, 8, 0, state)], cache)
+        fed.launch([8])
+        fed.leave([4])
+
+    first = [as_served(launch) for launch in launches(run)]
+    return first + [as_served(one) for one in launches(feed) if one.function.__name__ in BETWEEN]
 
 
 def as_served(launch: Launch) -> Launch:

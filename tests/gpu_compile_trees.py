@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from kernels.gpu import block_attention, draw, kv_compact, kv_write, topk_logprobs, tree_accept, tree_build, tree_mask
+from kernels.gpu.fed_step import Contexts, Places, Rows, follow_on, pack, pick
 from kernels.sample import Law
 from tests.gpu_compile import compiled
 
@@ -26,6 +27,19 @@ def block(heads: int, groups: int, width: int, window: int | None) -> Callable[[
     )
 
 
+def fed(sequences: int, nodes: int) -> list[Callable[[], object]]:
+    """What stands between a draft, its verification and the next draft."""
+    one, block, rows = ints(sequences), ints(sequences * 8), ints(sequences * (nodes + 1))
+    places, made = Places(*[one] * 5), Rows(rows, rows, rows, one, ints(sequences + 1))
+    contexts = Contexts(block, block, one, one, one, one, ints(sequences, 65), block, block, block)
+    return [
+        lambda: pack(ints(sequences, 3 * nodes + 1), places, one, made, 163840),
+        lambda: pack(None, places, one, made, 163840),
+        lambda: follow_on(ints(sequences, 66), ints(sequences + 1), places, contexts, ints(sequences, 10)),
+        lambda: pick(torch.zeros(64, 43008), block, torch.zeros(sequences * 8, 43008)),
+    ]
+
+
 def calls() -> list[Callable[[], object]]:
     laws = draw.Laws.of([Law(1.0, 50, 0.95, 0.02, 1, 0, 0)] * 8, "cpu")
     rows, starts, masks = ints(128), ints(9), torch.zeros(128, dtype=torch.int64)
@@ -39,6 +53,7 @@ def calls() -> list[Callable[[], object]]:
         lambda: kv_compact.kv_compact(cache, masks, ints(3), ints(2, 16), ints(2)),
         block(6, 2, 64, 256),  # the bundled drafter
         block(8, 1, 128, None),  # K2.6's, a rank of eight
+        *fed(32, 16),
     ]
 
 
