@@ -7,12 +7,16 @@ every sequence decodes, in milliseconds. `rest` is planning, the draft message, 
 and updates. On a GPU `forward` and `draft` are the launches and what is waited for in them; the end of the forward pass
 is waited for in `rest`. `host` is all but the waiting: what a faster GPU would leave. From 300 steps on, the first and
 the last tenth are shown apart: nothing but attention may grow with the length.
+
+With --fed each line is measured twice, in turns: steps that wait for each other, and steps that feed each other on the
+GPU (hedgerow/engine/fed.py). The latter's `forward` is launch and waiting, the draft's too, and `host` runs beside the
+next step.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -32,10 +36,11 @@ import torch  # noqa: E402
 from bench.drive import Job  # noqa: E402
 from bench.subjects import Subjects, machine  # noqa: E402
 from hedgerow.engine.config import EngineConfig  # noqa: E402
-from hedgerow.engine.step import step  # noqa: E402
+from hedgerow.engine.fed import FedVerifier  # noqa: E402
+from hedgerow.engine.step import step_here  # noqa: E402
 from hedgerow.engine.types import Sampling  # noqa: E402
-from hedgerow.engine.verifier import VerifierEngine  # noqa: E402
 from hedgerow.model.batch import SequenceRows  # noqa: E402
+from hedgerow.model.fed import FedSteps, fed_steps  # noqa: E402
 
 PROMPT = 64  # tokens, the end of a head
 PREFILL, CHUNK = 512, 256
@@ -52,17 +57,20 @@ class Sample(NamedTuple):
     host: float  # without the waiting for a GPU
 
 
-async def measure(subjects: Subjects, sampling: Sampling, sequences: int, budget: int, steps: int) -> list[Sample]:
+def measure(
+    subjects: Subjects, sampling: Sampling, sequences: int, budget: int, steps: int, feed: FedSteps | None = None
+) -> list[Sample]:
     """The first `steps` steps in which all sequences decode."""
     config = EngineConfig(max_sequences=sequences, pages=sequences * 64)
-    engine = VerifierEngine(subjects.model, config, subjects.vocabulary, subjects.eos)
+    engine = FedVerifier(subjects.model, config, subjects.vocabulary, subjects.eos)
+    engine.feed(feed)
     drafter, samples = subjects.drafter(), list[Sample]()
     for n in range(sequences):
         prompt = subjects.prompts[n % len(subjects.prompts)][-PROMPT:]
         engine.start(Job(f"s{n}", prompt, sampling, budget).start())
     while len(samples) < steps:
         begun, before = time.perf_counter(), waited(subjects)
-        result = await step(engine, drafter)
+        result = step_here(engine, drafter)
         wall = (time.perf_counter() - begun) * 1e3
         host = wall - (waited(subjects) - before) * 1e3
         if result is None or any(update.finish for update in result.updates):
@@ -124,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--budgets", type=int, nargs="+", default=[0, 8, 16])
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--fed", action="store_true", help="steps that feed each other beside those that wait")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
@@ -135,12 +144,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     print(json.dumps(subjects.identity | machine() | {"threads": args.threads}))
     print(json.dumps(prefill(subjects)), flush=True)
+    feeds = [None, fed_steps(subjects.model, subjects.draft_model)] if args.fed else [None]
+    if args.fed and feeds[1] is None:
+        parser.error("--fed: the models are not on one GPU")
     for name, base in SETTINGS.items():
-        for sequences in args.sequences:
-            for budget in args.budgets:
-                sampling = replace(base, max_tokens=3000, ignore_eos=True, seed=1)
-                samples = asyncio.run(measure(subjects, sampling, sequences, budget, args.steps))
-                key = {"setting": name, "sequences": sequences, "budget": budget}
+        for sequences, budget in itertools.product(args.sequences, args.budgets):
+            sampling = replace(base, max_tokens=3000, ignore_eos=True, seed=1)
+            for feed in feeds:
+                if args.fed:
+                    measure(subjects, sampling, sequences, budget, 8, feed)  # records what is new
+                samples = measure(subjects, sampling, sequences, budget, args.steps, feed)
+                key = {"setting": name, "sequences": sequences, "budget": budget} | {"fed": feed is not None}
                 print(json.dumps(key | line(samples)), flush=True)
                 if len(samples) >= 300:
                     tenth = len(samples) // 10

@@ -95,6 +95,7 @@ class FedVerifier(VerifierEngine):
         self._feed: FedSteps | None = None
         self._line: Sequence[Member] = ()
         self._flights = deque[Flight]()
+        self._most = 0  # nodes of a tree
         self._apart = False  # the next step is not fed: what failed a check must get on
         self.fed_steps = 0  # that were read
 
@@ -114,16 +115,17 @@ class FedVerifier(VerifierEngine):
             if plan is None:
                 return None
             if not self._enter(plan, drafter):
-                asked = plan.draft.works or plan.draft.release
-                return self.verify(plan, drafter.propose(plan.draft) if asked else None)
+                given = plan.draft.works or plan.draft.release
+                return self.verify(plan, drafter.propose(plan.draft) if given else None)
             works = plan.works
         if not any(member.here for member in self._line):
             self._drop()
             return self.step(drafter)
         try:
-            while len(self._flights) < AHEAD and self._may(works):
-                self._launch(works)
-            if not self._flights:
+            while len(self._flights) < AHEAD and (asked := self._asks(works)) is not None:
+                self._launch(works, asked)
+            if not self._flights:  # entered, and yet nothing can be launched
+                self._apart = True
                 self._leave()
                 return self.step(drafter)
             flight = self._flights.popleft()
@@ -133,7 +135,7 @@ class FedVerifier(VerifierEngine):
             self._drop()
             self._feed = None
             return self.step(drafter)
-        return self._read(flight, lines, begun, drafter, last=not self._may(works))
+        return self._read(flight, lines, begun, drafter)
 
     @property
     def _steps(self) -> FedSteps:
@@ -148,8 +150,8 @@ class FedVerifier(VerifierEngine):
             return False
         if not all(self._serves(work) and self._has_room(work.sequence, feed.block * AHEAD) for work in works):
             return False
-        most = min(feed.most_nodes, drafter.engine.config.max_budget)
-        asked = [min(work.budget, most) for work in works]
+        self._most = min(feed.most_nodes, drafter.engine.config.max_budget)
+        asked = [min(work.budget, self._most) for work in works]
         contexts: list[Context | None] = [None] * len(works)
         if any(asked):
             taken = replace(plan.draft, works=[replace(work, budget=0) for work in plan.draft.works])
@@ -187,39 +189,32 @@ class FedVerifier(VerifierEngine):
         end = sequence.cached + tokens + self._steps.block
         return sequence.run_ahead() + tokens <= self.config.run_ahead and end <= min(positions, self._steps.positions)
 
-    def _may(self, works: Sequence[Work]) -> bool:
-        """Whether one more step of the line can be launched, in which these take part."""
+    def _asks(self, works: Sequence[Work]) -> list[int] | None:
+        """Most nodes of each member's tree in one more step, -1 of one that has left; None where there can be none."""
         feed, ahead = self._steps, len(self._flights)
-        here = {member.sequence.number: member for member in self._line if member.here}
-        if feed.stale or len(works) != len(here):
-            return False
-        for work in works:
-            member, tokens = here.get(work.sequence.number), feed.block * (ahead + 1)
-            if member is None or not self._serves(work) or not self._has_room(work.sequence, tokens):
-                return False
-            if min(work.prefix + feed.block * ahead, member.last) > member.until:
-                return False
-        return any(m.sequence.remaining > ahead for m in here.values()) and feed.suits(self._asked(works))
-
-    def _asked(self, works: Sequence[Work]) -> list[int]:
-        """Most nodes of each member's tree; of what is not in `works` -1. A member without a context has none."""
         wanted = {work.sequence.number: work for work in works}
-        most = self._steps.most_nodes
-        for member in self._line:
+        here = [member for member in self._line if member.here]
+        if feed.stale or len(works) != len(here) or not any(m.sequence.remaining > ahead for m in here):
+            return None
+        for member in here:
             work = wanted.get(member.sequence.number)
-            if work is not None and work.room > 1:  # for the last token none is wanted, and a smaller step not worth it
-                member.asked = min(work.budget, most) if member.context is not None else 0
-        return [member.asked if member.here and member.sequence.number in wanted else -1 for member in self._line]
+            if work is None or not self._serves(work) or not self._has_room(work.sequence, feed.block * (ahead + 1)):
+                return None
+            if min(work.prefix + feed.block * ahead, member.last) > member.until:
+                return None
+            if work.room > 1:  # the last token wants no tree, and a smaller step for it is not worth it
+                member.asked = min(work.budget, self._most) if member.context is not None else 0
+        asked = [member.asked if member.here else -1 for member in self._line]
+        return asked if feed.suits(asked) else None
 
-    def _launch(self, works: Sequence[Work]) -> None:
-        asked, now = self._asked(works), time.perf_counter_ns()
-        launched = self._steps.launch(asked)
+    def _launch(self, works: Sequence[Work], asked: Sequence[int]) -> None:
+        launched, now = self._steps.launch(asked), time.perf_counter_ns()
         self._step_id += 1
         plan = Plan(self._step_id, list(works), DraftBatch(self._step_id, ()), now, now)
         self._flights.append(Flight(plan, launched, asked))
 
-    def _read(self, flight: Flight, lines: Sequence[FedLine], begun: int, drafter: Beside, last: bool) -> StepResult:
-        """What the step did, told. `last`: no other follows it; where none is under way either, the line ends."""
+    def _read(self, flight: Flight, lines: Sequence[FedLine], begun: int, drafter: Beside) -> StepResult:
+        """What the step did, told. Where none is under way behind it, the line ends: none could be launched."""
         there, plan = time.perf_counter_ns(), replace(flight.plan, begun_ns=begun)
         try:
             self._accept_lines(flight, lines)
@@ -230,7 +225,7 @@ class FedVerifier(VerifierEngine):
             drafter.made()
         if not any(member.here for member in self._line):
             self._drop()
-        elif last and not self._flights:
+        elif not self._flights:
             self._leave()
         return self._result(plan, 0, there - begun, time.perf_counter_ns() - there)
 

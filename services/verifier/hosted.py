@@ -13,15 +13,19 @@ from dataclasses import replace
 from typing import cast
 
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
+from hedgerow.engine.fed import FedVerifier
 from hedgerow.engine.step import LocalDrafter
 from hedgerow.engine.types import DraftAnswer, DraftBatch
+from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.model.card import AcceptanceCard
 from hedgerow.model.devices import Device
-from hedgerow.model.interface import Draft, Prepares, waited
+from hedgerow.model.fed import fed_steps
+from hedgerow.model.interface import Draft, Prepares, Target, waited
 from hedgerow.model.select import Engine, load_drafter
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.logs import get_log
-from services.verifier.agreement import Described, Target, check
+from services.verifier.agreement import Described, check
+from services.verifier.agreement import Target as Sought
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.peers import Counters, Patience
 
@@ -39,8 +43,10 @@ class HostedDrafter(LocalDrafter):
         patience: Patience | None = None,
         waited: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
+        model: Draft | None = None,
     ) -> None:
         super().__init__(engine)
+        self.model = model  # that the engine drafts with, for steps that feed each other
         self.described, self.waited, self.counters = described, waited, Counters(connected=1)
         self._patience, self._clock = patience or Patience(), clock
         self._penalty, self._not_before = self._patience.penalty, 0.0
@@ -50,7 +56,7 @@ class HostedDrafter(LocalDrafter):
         """Whether it is asked: not while it is left alone after a failure."""
         return self._clock() >= self._not_before
 
-    def check(self, target: Target) -> None:
+    def check(self, target: Sought) -> None:
         """Raises Disagreement unless it was made for `target`."""
         check(self.described, target)
 
@@ -71,6 +77,9 @@ class HostedDrafter(LocalDrafter):
         self._penalty = self._patience.penalty
         self.counters.answered += 1
         return answer
+
+    def made(self) -> None:
+        self.counters.answered += 1
 
     def _within(self, batch: DraftBatch) -> DraftBatch:
         most = self.engine.config.max_budget
@@ -95,7 +104,21 @@ def load_hosted(config: VerifierServiceConfig) -> HostedDrafter:
     if isinstance(model, Prepares):  # so that no request waits for a compiler
         model.prepare(limits.max_sequences, limits.max_budget)
     engine = DrafterEngine(model, limits)
-    return HostedDrafter(engine, _described(model, limits, card), waited=lambda: waited(model))
+    return HostedDrafter(engine, _described(model, limits, card), waited=lambda: waited(model), model=model)
+
+
+def feed(engine: VerifierEngine, model: Target, hosted: HostedDrafter) -> bool:
+    """Lets the engine's steps feed each other where both models are on one GPU, and says whether they do. Blocks while
+    such steps are recorded."""
+    if not isinstance(engine, FedVerifier) or hosted.model is None:
+        return False
+    steps, config = fed_steps(model, hosted.model), engine.config
+    if steps is None:
+        return False
+    budgets = {0, config.default_budget, hosted.described.block_size - 1, config.max_budget}
+    steps.prepare(config.max_sequences, sorted(min(budget, config.max_budget) for budget in budgets))
+    engine.feed(steps)
+    return True
 
 
 def _described(model: Draft, limits: DrafterConfig, card: AcceptanceCard | None) -> Described:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from hedgerow.engine.config import EngineConfig
+from hedgerow.engine.fed import FedVerifier
 from hedgerow.engine.reads import Hidden, Reads
 from hedgerow.engine.step import Drafter, NoDrafter
 from hedgerow.engine.tree import TreeConfig
@@ -37,7 +38,7 @@ from services.verifier.config import VerifierServiceConfig
 from services.verifier.convert import description
 from services.verifier.defaults import read_defaults
 from services.verifier.group import split_of
-from services.verifier.hosted import HostedDrafter, load_hosted
+from services.verifier.hosted import HostedDrafter, feed, load_hosted
 from services.verifier.loop import StepLoop
 from services.verifier.metrics import watch_acceptance, watch_device, watch_drafter, watch_engine
 from services.verifier.neighbours import Text, write
@@ -92,6 +93,7 @@ async def _work(
     group = await asyncio.to_thread(load, config, wanted)
     if hosted is not None:
         hosted.check(_target(config, group))
+        await asyncio.to_thread(feed, group.engine, group.model, hosted)
     incarnation = os.urandom(16)
     peer = _peer(config, group, incarnation)
     if peer is not None:
@@ -192,7 +194,8 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     on_device, texts = isinstance(model, Prepares), list[Text]()
     if on_device and config.acceptance_least and config.drafter is not None and not wanted.has_card:
         texts = write(model, read, vocabulary)  # before the cache: a device's caches grow by moving
-    engine = VerifierEngine(model, limits, vocabulary, frozenset(model.config.eos_token_ids), read)
+    kind = FedVerifier if config.hosts_drafter else VerifierEngine
+    engine = kind(model, limits, vocabulary, frozenset(model.config.eos_token_ids), read)
     if isinstance(model, Prepares):  # so that no request waits for a compiler
         most = TreeConfig(engine.config.max_budget).q_len
         model.prepare(limits.max_sequences, most, limits.prefill_rows)

@@ -104,9 +104,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
 
 
 @pytest.fixture
-def truth(models: Models, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
-    """Texts by the pages they are in: `trees` of a step that feeds the next one then hold what follows."""
-    known = dict[int, list[int]]()
+def truth(models: Models, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Texts: trees of steps that feed each other then hold what follows in them."""
+    known = list[list[int]]()
     if not INTERPRETED:
         return known
     made: list[Any] = []
@@ -120,10 +120,11 @@ def truth(models: Models, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int
         at, nodes = made[-1].parts, out.shape[1] // 3
         out.zero_()
         for s, most in enumerate(ask.tolist()):
-            text = known.get(int(at.fields.pages[s, 0]))
-            if not at.live[s] or text is None or most < 1:
-                continue
             position, tokens, parents, above = int(at.fields.prefix[s]), list[int](), list[int](), -1
+            texts = [text for text in known if len(text) > position and text[position] == at.anchor[s]]
+            if not at.live[s] or not texts or most < 1:
+                continue
+            text = texts[0]
             for n, token in enumerate(text[position + 1 :]):
                 if len(tokens) + 2 > most or n > position % 3:
                     break
@@ -148,17 +149,17 @@ def jobs(count: int, budget: int, tokens: int) -> list[Job]:
     ]  # fmt: skip
 
 
-def test_tokens_are_those_of_steps_that_wait(models: Models, truth: dict[int, list[int]]) -> None:
+def test_tokens_are_those_of_steps_that_wait(models: Models, truth: list[list[int]]) -> None:
     """Interpreted: two sequences, of which the second joins in the middle; one greedy, one seeded."""
     if INTERPRETED:
         given = [jobs(2, 0, 6)[0], replace(jobs(2, 0, 5)[1], arrives=2)]
         apart = models.run(given, fed=False)
-        for job, first in zip(given, (0, 1), strict=True):  # one page each, in the order of their arrival
-            truth[first + models.target._arena.pages] = [*job.prompt, *apart.tokens[job.name]]
+        truth += [[*job.prompt, *apart.tokens[job.name]] for job in given]
         given = [replace(job, budget=7) for job in given]
         fed = models.run(given, fed=True)
         assert fed.tokens == apart.tokens
-        assert fed.fed > 0
+        assert fed.fed > 1
+        assert sum(usage.accepted_draft_tokens for usage in fed.usage.values()) > 2
         return
     for count, budget in ((1, 7), (1, 0), (4, 7), (8, 16), (32, 7), (3, 63)):
         given = jobs(count, budget, 96)
