@@ -59,6 +59,9 @@ class CudaFed:
         self._target, self._draft, self._device = target, draft, target.device
         self.block, self.most_nodes, self.positions = draft.block_size, NODES[-1], draft.positions
         self.most_members = min(MOST_SEQUENCES, MOST_FEATURES // self.block)
+        self._came = self._device.room(
+            0, target.feature_width, of=torch.float32
+        )  # accepted features, of one line at a time
         self._passes, self._seen = Kept(self._make), self._owned()
         self._entered: Pass | None = None
         self._members: Sequence[FedMember] = ()
@@ -162,7 +165,7 @@ class CudaFed:
     def _owned(self) -> tuple[object, ...]:
         """Buffers of the models that captured steps hold."""
         t, d = self._target, self._draft
-        return t._room, t._arena.data, t.feature_layers, d._room, d._arena.data
+        return t._room, t._arena.data, t.feature_layers, d._room, d._arena.data, self._came
 
     def _anchors(self, members: Sequence[FedMember], cache: CudaCache) -> Step:
         """InvalidRequest for a member that makes no sense."""
@@ -196,6 +199,8 @@ class CudaFed:
         t._prepare(shape.rows)
         if shape.sequences * shape.block > d._room.rows:
             d._make_room(shape.sequences)
+        if shape.draft.features > len(self._came):
+            self._came = self._device.room(shape.draft.features, t.feature_width, of=torch.float32)
         if self.stale:
             self._seen = self._owned()
             self._passes.clear()
@@ -217,8 +222,7 @@ class CudaFed:
             of.tokens, of.position, of.start, of.end, of.anchor, parts.begin, of.pages, of.slot, of.at, parts.source
         )
         logits, walks, features = d._logits[:q], t._room.walks[:q], t._room.features
-        came = device.room(shape.draft.features, t.feature_width, of=torch.float32)
-        vocabulary = t.config.vocab_size
+        came, vocabulary = self._came[: shape.draft.features], t.config.vocab_size
 
         def plain() -> None:
             pack(None, places, parts.ask, rows, vocabulary, first=True)

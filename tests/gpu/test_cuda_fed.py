@@ -172,6 +172,20 @@ def test_tokens_are_those_of_steps_that_wait(models: Models, truth: list[list[in
         assert budget == 0 or accepted > 0.9 * before, "trees got worse"
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="there the trees are the drafter's")
+def test_budgets_of_their_own_and_one_that_is_cancelled(models: Models, truth: list[list[int]]) -> None:
+    """Three in one line: without a tree, with a chain of one token a level, with a wide tree that is cancelled."""
+    given = [replace(job, arrives=0) for job in jobs(3, 0, 6)]
+    apart = models.run(given, fed=False)
+    truth += [[*job.prompt, *apart.tokens[job.name]] for job in given]
+    given = [replace(job, budget=budget) for job, budget in zip(given, (0, 4, 12), strict=True)]
+    fed = models.run(given, fed=True, cancels={2: "s2"})
+    assert fed.finish["s2"] is Finish.CANCELLED
+    assert fed.tokens["s2"] == apart.tokens["s2"][: len(fed.tokens["s2"])]
+    assert {name: fed.tokens[name] for name in ("s0", "s1")} == {name: apart.tokens[name] for name in ("s0", "s1")}
+    assert fed.fed > 1
+
+
 @ON_A_CARD
 def test_sequences_that_come_go_and_are_cancelled(models: Models) -> None:
     given = [replace(job, arrives=5 * n, prompt=prompt(20 + 90 * (n % 3), n)) for n, job in enumerate(jobs(12, 7, 80))]
