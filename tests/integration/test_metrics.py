@@ -45,6 +45,22 @@ async def look(port: int) -> Numbers:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
+async def settled(port: int, ended: int) -> Numbers:
+    """All series of a verifier once `ended` sequences have ended and nothing runs.
+
+    An update goes out before its step is counted, and what is shown is not read in one moment.
+    """
+    v, seen = "hedgerow_verifier", dict[str, float]()
+    async with asyncio.timeout(60):
+        while True:
+            before, seen = seen, await look(port)
+            steps = {seen[f"{v}_steps_total"]}
+            steps |= {seen[f"{v}_{part}_seconds_count"] for part in ("step", "forward", "accept")}
+            still = all(before.get(name) == value for name, value in seen.items() if name.startswith(v))
+            if still and len(steps) == 1 and seen[f'{v}_ends_total{{finish="length"}}'] >= ended:
+                return seen
+
+
 def moved(before: Numbers, after: Numbers) -> Numbers:
     return {name: value - before.get(name, 0) for name, value in after.items()}
 
@@ -80,6 +96,7 @@ def verifier(tiny: Models, drafter: Child, ports: list[int]) -> Iterator[Child]:
         model_path=tiny.target,
         model_name="counted",
         drafter=address(drafter),
+        draft_timeout_ms=20_000,
         metrics_address=f"127.0.0.1:{ports[1]}",
     ) as child:
         yield child
@@ -87,9 +104,12 @@ def verifier(tiny: Models, drafter: Child, ports: list[int]) -> Iterator[Child]:
 
 async def test_verifier_and_drafter_count_steps_tokens_trees_and_attachments(verifier: Child, ports: list[int]) -> None:
     async with TestGateway(address(verifier)) as gateway:
-        await gateway.start("warm", [1, 2, 3], SAMPLING)  # the drafter is there from some step on
+        async with asyncio.timeout(60):
+            while not (await look(ports[1]))["hedgerow_verifier_drafter_up"]:
+                pass
+        await gateway.start("warm", [1, 2, 3], SAMPLING)
         await gateway.finished(["warm"])
-        before, drafted = await look(ports[1]), await look(ports[0])
+        before, drafted = await settled(ports[1], 1), await look(ports[0])
         load = await gateway.load()
         for n in range(4):
             await gateway.start(f"s{n}", [1, 2, n], SAMPLING, budget=6)
@@ -97,8 +117,9 @@ async def test_verifier_and_drafter_count_steps_tokens_trees_and_attachments(ver
         gateway.tokens["again"] = [7, 8, 9]
         await gateway.start("again", [1, 2, 3], SAMPLING, attempt=2, committed=[7, 8, 9])
         await gateway.finished(["again"])
+        after = await settled(ports[1], 6)
         now = await gateway.load()
-    did = moved(before, await look(ports[1]))
+    did = moved(before, after)
     check_names(did, "verifier")
     v = "hedgerow_verifier"
     assert did[f"{v}_tokens_total"] == now.tokens - load.tokens == 4 * 40 + 37
