@@ -377,7 +377,7 @@ async def test_a_store_without_its_redis_for_too_long_ends_what_waits_for_it() -
         began = time.monotonic()
         peer.append(append("s1"))
         await watch.until(lambda: answered(watch))
-        assert 0.3 <= time.monotonic() - began < 3
+        assert 0.3 <= time.monotonic() - began < 10
         assert [entry.status for answer in watch.answers for entry in answer] == [AppendStatus.UNAVAILABLE]
         assert peer.unanswered == 0
         sent = peer.messages_sent
@@ -434,7 +434,7 @@ async def test_a_verifier_that_hangs_with_its_connection_open_is_lost_only_while
         assert watch.lost == []
         watch.work, began = Work(True, True), time.monotonic()
         await watch.until(lambda: watch.lost)
-        assert 0.3 < time.monotonic() - began < 2
+        assert 0.3 < time.monotonic() - began < 10
         assert isinstance(watch.lost[0], Unavailable)
         assert "said nothing" in watch.lost[0].message
         assert not peer.attached

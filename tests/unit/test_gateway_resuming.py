@@ -329,7 +329,7 @@ async def test_a_lease_that_is_just_being_given_up_is_taken_soon(store: SharedSt
     kept.state = kept.state._replace(owner=NOBODY)
     began = time.monotonic()
     await soon(lambda: "s1" in b.table.sessions)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert kept.state.owner == B
 
 

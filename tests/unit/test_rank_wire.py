@@ -31,7 +31,7 @@ def sealed(ends: Ends) -> tuple[Sealed, Sealed]:
 
 def read(wire: Sealed, count: int = 1) -> list[bytes]:
     found: list[bytes] = []
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while len(found) < count:
         assert time.monotonic() < end
         found += wire.read()
@@ -161,7 +161,7 @@ def test_who_takes_too_long_is_sent_away(ends: Ends, said: bytes) -> None:
     began = time.monotonic()
     with pytest.raises(WireError, match=r"timed out|took too long"):
         admit(ends[0], SECRET, Split(4, 2).judge, 0.3)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_nobody_waits_long_for_one_that_does_not_read(ends: Ends) -> None:
