@@ -122,6 +122,22 @@ def test_compiled_processes_have_the_bits_of_compiled_ranks_in_one(folder: Path)
     assert not lost
 
 
+def test_every_rank_taps_other_layers(folder: Path) -> None:
+    """The last one too, whose sum is otherwise left out; and caches that nobody has any more go everywhere."""
+    one, rows = K2Model.load(folder, (0, 1), ranks=Ranks(2)), [SequenceRows(0, [0], [1, 2, 3], range(-1, 2), [2], True)]
+    with group(folder, 2, (0, 1)) as (target, lost):
+        for layers in ((1, 2), (0, 1)):
+            for model in (target, one):
+                model.tap(layers)
+                assert model.feature_layers == layers
+            expected = one.forward(rows, one.new_cache(1)).features
+            assert torch.equal(target.forward(rows, target.new_cache(1)).features, expected)
+        with pytest.raises(HedgerowError, match="2 of the target's 3 layers"):
+            target.tap((1, 3))
+        assert torch.equal(target.forward(rows, target.new_cache(1)).features, expected), "the group goes on"
+    assert not lost
+
+
 def test_converted_files_are_served_by_as_many_processes(folder: Path, tmp_path: Path) -> None:
     """Each rank opens its own file, and the bits and the hash are those of the published folder."""
     convert(folder, tmp_path / "out", 2, lambda text: None)
