@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 
 from hedgerow.model.draft_config import DraftConfig, SelectorSize, selector_size
+from hedgerow.model.draft_tensors import selector_tensors
 from hedgerow.model.fields import Fields
 from hedgerow.model.interface import Draft
 from hedgerow.model.loader import Checkpoint
@@ -26,7 +27,6 @@ from kernels.tree_pairs import tree_pairs_heap
 
 BESIDE = "selector"  # a folder, of a drafter of the first kind
 DEVICE_NODES = (16, 63)  # sizes of trees on a GPU: each is a kernel of its own
-NAMES = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
 
 
 class Pairs(NamedTuple):
@@ -61,13 +61,8 @@ class Selector:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, config: DraftConfig, size: SelectorSize) -> Selector:
-        """The codebooks are published without, and saved by others with, `.weight`."""
-        parts = []
-        for name in NAMES:
-            shape = (size.rank, config.hidden_size) if name == NAMES[2] else (config.vocab_size, size.rank)
-            full = f"candidate_selector.{name}"
-            parts.append(checkpoint.weight(full if full in checkpoint else f"{full}.weight", *shape))
-        return cls(size, *parts)
+        wanted = selector_tensors(checkpoint.stored, config, size)
+        return cls(size, *(checkpoint.weight(one.name, *one.shape) for one in wanted))
 
     def to(self, device: torch.device) -> Selector:
         """In place."""
