@@ -72,8 +72,6 @@ class CudaDFlash:
             raise ConfigError(
                 folder / "config.json", "head_dim", c.head_dim, "a power of two from 16 on, on a CUDA device"
             )
-        if c.convolution is not None:
-            raise ConfigError(folder / "config.json", "conv_kernel_size", c.convolution.taps, "none, on a CUDA device")
         self.feature_layers, self.block_size, self.vocab_size = c.target_layer_ids, c.block_size, c.vocab_size
         self.feature_width = c.hidden_size if projected else c.feature_width
         self.checkpoint_hash = checkpoint_hash(folder)

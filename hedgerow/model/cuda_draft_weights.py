@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from hedgerow.model.cuda_convolution import CudaConvolution
 from hedgerow.model.cuda_weights import Reader
 from hedgerow.model.dflash import rotary_tables
 from hedgerow.model.draft_config import DraftConfig
@@ -26,6 +27,7 @@ class CudaDraftLayer:
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    convolutions: tuple[CudaConvolution, ...] = ()  # DFlash 2: around attention and MLP
 
     @classmethod
     def load(cls, r: Reader, number: int, c: DraftConfig) -> CudaDraftLayer:
@@ -43,6 +45,7 @@ class CudaDraftLayer:
             mlp_norm=r.dense((base + "post_attention_layernorm.weight", (h,))),
             gate_up=r.dense(*((f"{base}mlp.{n}_proj.weight", (c.intermediate_size, h)) for n in ("gate", "up"))),
             down=r.dense((base + "mlp.down_proj.weight", (h, c.intermediate_size))),
+            convolutions=CudaConvolution.both(r, base, c),
         )
 
 
