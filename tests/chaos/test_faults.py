@@ -12,6 +12,7 @@ from tests.chaos.cluster import Cluster, Shape
 from tests.chaos.readers import READERS
 from tests.chaos.run import Case, References, repeat
 
+LONG = {"kill-gateway", "stop-verifier", "cut-verifier"}  # tests of a stack meet these faults in `make test` too
 STANDBY_SECONDS = 3.0  # until a stream whose verifier was killed goes on elsewhere, beside the prefill
 
 
@@ -54,7 +55,12 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
 @pytest.mark.parametrize(
     ("repetition", "case"),
     [
-        pytest.param(number, case, id=case.name, marks=[pytest.mark.slow] if case.slow else [])
+        pytest.param(
+            number,
+            case,
+            id=case.name,
+            marks=[pytest.mark.slow] if case.slow else [pytest.mark.long] if case.name in LONG else [],
+        )
         for number, case in enumerate(CASES)
     ],
 )

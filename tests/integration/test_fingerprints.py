@@ -47,7 +47,8 @@ async def lose_its_own(stack: Stack, read: Read) -> bool:
         return (await client.get_session(read.started.session_id)).exact
 
 
-@pytest.mark.parametrize("policy", ["best_effort", pytest.param("wait", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["best_effort", "wait"])
 async def test_a_session_whose_fingerprint_is_gone_waits_or_goes_on_marked(
     models: Models, plain: Plain, tmp_path: Path, policy: str
 ) -> None:

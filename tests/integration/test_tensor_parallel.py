@@ -72,7 +72,9 @@ async def test_compiled_ranks_do_too(models: TinyPaths, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)], ids=["killed", "stopped"]
+)
 async def test_a_stream_outlives_a_lost_rank(stack: Stack, number: signal.Signals) -> None:
     """The group is out of service soon, comes back with other processes, and the text goes on as if."""
     stack.wait_ready("verifier")
