@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hedgerow.client import AsyncClient
     from hedgerow.client import Sampling as Resolved
     from hedgerow.engine.types import Sampling
+    from hedgerow.model.interface import Target
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = 8
@@ -148,13 +149,14 @@ def engine_sampling(resolved: Resolved) -> Sampling:
 
 
 class Plain:
-    """Plain decoding in this process: one sequence, no drafter, no tree, no wire."""
+    """Plain decoding in this process: one sequence, no drafter, no tree, no wire. `model`: not the one that a verifier
+    loads of `models`."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, model: Target | None = None) -> None:
         from hedgerow.model.select import load_target
         from services.verifier.vocabulary import read_vocabulary
 
-        self._model = load_target(models.target, models.feature_layers, "auto", 1)  # as the verifier does
+        self._model = model or load_target(models.target, models.feature_layers, "auto", 1)  # as the verifier does
         self._vocabulary = read_vocabulary(models.target, self._model.config.vocab_size)
         self.vocab_size, self.feature_width = self._model.config.vocab_size, self._model.feature_width
         self.context = self._model.config.max_position_embeddings
