@@ -29,7 +29,7 @@ from tests.redis_servers import ROOT, Service
 from tests.stack import Models
 
 GRACE = 3.0
-BUSY = 1.5  # seconds that a busy machine may take to end a process that has ended
+BUSY = 10.0  # seconds that a busy machine may take to end a process that has ended
 SERVICES = ("gateway", "verifier", "drafter", "kvstore")
 
 

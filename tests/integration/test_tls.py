@@ -25,7 +25,7 @@ from tests.polling import eventually
 from tests.redis_servers import Service
 from tests.stack import Models
 
-SOON = 5.0  # seconds in which a call that cannot succeed has failed
+SOON = 15.0  # seconds in which a call that cannot succeed has failed
 
 
 @pytest.fixture(scope="module")
