@@ -135,7 +135,7 @@ def gateway_holds(stack: Stack) -> dict[str, int]:
     """What the gateway says that it holds, asked with SIGUSR1."""
     said = [line for line in stack.logs("gateway") if " event=held " in line]
     os.kill(stack.pid("gateway"), signal.SIGUSR1)
-    eventually(lambda: [line for line in stack.logs("gateway") if " event=held " in line][len(said) :], 5)
+    eventually(lambda: [line for line in stack.logs("gateway") if " event=held " in line][len(said) :], 30)
     last = [line for line in stack.logs("gateway") if " event=held " in line][-1]
     return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)(?= |$)", last)}
 

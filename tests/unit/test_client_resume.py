@@ -199,7 +199,7 @@ async def test_a_gateway_that_dies_before_the_first_event_is_waited_for() -> Non
     async with gateway() as one, AsyncClient(one.address, retry=Retry(attempts=2)) as client:
         one.scripts = [[lambda: asyncio.create_task(one.die()), for_ever]]  # type: ignore[list-item]
         asking = asyncio.create_task(client.complete("x"))
-        await soon(lambda: one.requests and not one.running, 5)
+        await soon(lambda: one.requests and not one.running, 30)
         await asyncio.sleep(1.0)
         assert not asking.done()
         async with gateway(whole, port=int(one.address.rpartition(":")[2])) as two:

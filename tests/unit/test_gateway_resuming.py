@@ -109,7 +109,7 @@ async def comes(reader: Reader, tokens: list[int]) -> None:
         got.extend(taken(reader))
         return got == tokens
 
-    await soon(have, 5, f"{tokens}")
+    await soon(have, 30, f"{tokens}")
 
 
 async def test_what_has_ended_is_read_from_the_log(store: SharedStore, b: Side) -> None:

@@ -180,7 +180,7 @@ async def test_health_is_patient_with_a_peer_that_was_well() -> None:
     patient("refused")
     patient("refused again")
     assert told[-1] is None
-    await soon(lambda: told[-1] == "refused again", 5)
+    await soon(lambda: told[-1] == "refused again", 30)
     patient("still")
     assert told[-1] == "still", "what is known to be wrong is told at once"
     patient(None)
