@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -25,6 +25,7 @@ from hedgerow.model.proposer import OfModel, Proposed
 from kernels.tree_build import PlainTree, top_logprobs
 from kernels.tree_pairs import tree_pairs_heap
 
+Trees = Literal["auto", "conditional", "marginal"]
 BESIDE = "selector"  # a folder, of a drafter of the first kind
 DEVICE_NODES = (16, 63)  # sizes of trees on a GPU: each is a kernel of its own
 
@@ -148,6 +149,20 @@ class FromPairs(OfModel):
 
     def warm(self, sizes: Sequence[int]) -> None:
         """There is nothing to make."""
+
+
+def drafts(model: Draft, folder: Path, trees: Trees = "auto") -> Draft | FromPairs:
+    """What a drafter's engine drives: `model`, whose trees are of its marginals, or conditional ones by its selector.
+
+    "auto": conditional where `folder` has a selector and the engine has a form of its own of them. That pays: more
+    tokens of a second of processor in every setting that was measured. PyTorch's search is interpreted, which does not
+    pay with many sequences, and on a GPU the trees of marginals are part of the recorded step. Raises ConfigError and
+    CheckpointError.
+    """
+    if trees == "marginal" or (trees == "auto" and not isinstance(model, BuildsPairs)):
+        return model
+    selector = Selector.find(folder, model.config)
+    return model if selector is None else FromPairs(model, selector)
 
 
 def build(pairs: Pairs, budgets: Sequence[int]) -> list[PlainTree]:
