@@ -45,6 +45,10 @@ class PagePool:
         self._free -= pages
         return taken
 
+    def holders(self, page: int) -> int:
+        """How many hold the page."""
+        return self._holders[page]
+
     def share(self, pages: Iterable[int]) -> None:
         """Adds a holder to each page. A free page cannot be shared: InvariantViolation."""
         for page in pages:
