@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import time
 import urllib.request
@@ -142,6 +143,27 @@ async def test_verifier_and_drafter_count_steps_tokens_trees_and_attachments(ver
     assert trees["hedgerow_drafter_request_trees_sum"] >= did[f"{v}_accepted_nodes_count"]
 
 
+async def test_a_prompt_that_begins_like_another_is_counted(verifier: Child, ports: list[int]) -> None:
+    """200 tokens are three whole pages and some; another tenant's are its own."""
+    prompt, v = [7 * n % 200 for n in range(200)], "hedgerow_verifier_prefix"
+    async with TestGateway(address(verifier)) as gateway:
+        seen = [await look(ports[1])]
+        for name, tenant in (("one", "a"), ("two", "a"), ("three", "b")):
+            ended = seen[-1]['hedgerow_verifier_ends_total{finish="length"}']
+            await gateway.start(name, prompt, SAMPLING, tenant=tenant)
+            await gateway.finished([name])
+            seen.append(await settled(ports[1], ended + 1))
+    did = [moved(before, after) for before, after in itertools.pairwise(seen)]
+    assert [each[f"{v}_query_tokens_total"] for each in did] == [200] * 3
+    assert [each[f"{v}_hit_tokens_total"] for each in did] == [0, 192, 0]
+    assert [each[f"{v}_pages"] for each in did] == [3, 0, 3]
+    assert all(each[f"{v}_reclaimed_pages_total"] == 0 for each in did)
+    assert seen[-1][f"{v}_feature_bytes"] > 0
+    assert seen[-1]["hedgerow_verifier_cache_free_pages"] == seen[-1]["hedgerow_verifier_cache_pages"]
+    assert gateway.last["two"].usage.cached_prompt_tokens == gateway.last["two"].cached_prompt_tokens == 192
+    assert gateway.tokens["two"] == gateway.tokens["one"]
+
+
 async def test_an_adoption_is_counted(verifier: Child, ports: list[int]) -> None:
     endless = common_pb2.SamplingParams(temperature=1, seed=5, max_tokens=2000, ignore_eos=True)
     before = await look(ports[1])
@@ -221,7 +243,7 @@ def test_a_steps_counting_takes_a_few_microseconds() -> None:
         for _ in range(100):
             metrics.count(result)
         best = min(best, (time.perf_counter() - begun) / 100)
-    assert best < 20e-6, f"{best * 1e6:.1f} us"
+    assert best < 50e-6, f"{best * 1e6:.1f} us"  # 8 on two cores of an EPYC
 
 
 async def test_nothing_listens_where_no_address_is_configured(tiny: Models) -> None:
