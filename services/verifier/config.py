@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hedgerow.engine.config import SHARING
 from hedgerow.rpc.computing import ComputingConfig
 from hedgerow.rpc.config import ConfigError, variable_of
 
@@ -108,6 +109,23 @@ class VerifierServiceConfig(ComputingConfig):
             "min": 1,
             "max": 1 << 31,
             "help": "pages of the latent cache, 64 tokens each; empty: by the other limits and by free memory",
+        },
+    )
+    prefix_cache: str = field(
+        default="tenant",
+        metadata={
+            "choices": SHARING,
+            "help": "whose prompts share what was computed of them, where they begin alike: those of one tenant, of "
+            "all tenants, or nobody's",
+        },
+    )
+    prefix_feature_bytes: int = field(
+        default=1 << 28,
+        metadata={
+            "min": 0,
+            "max": 1 << 40,
+            "help": "bytes of features kept with it, for the drafter; a prompt whose features are gone is drafted from "
+            "less context, with the same tokens",
         },
     )
     prefill_rows: int = field(default=256, metadata={"min": 1, "max": 65536, "help": "prompt rows in one step"})

@@ -180,6 +180,8 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
         max_sequences=config.max_sequences,
         max_waiting=config.max_waiting,
         pages=config.cache_pages,
+        prefix_cache=config.prefix_cache,
+        prefix_feature_bytes=config.prefix_feature_bytes,
         prefill_rows=config.prefill_rows,
         run_ahead=config.run_ahead,
         max_budget=config.max_budget,
