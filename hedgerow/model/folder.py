@@ -112,6 +112,7 @@ def beside(folder: Path, found: dict[str, Path]) -> dict[str, Path]:
 
 def faults(s: Stored, c: K2Config, ranks: int = 1) -> Iterator[CheckpointError]:
     """Everything that keeps the folder from being loaded by `ranks` ranks, as far as headers tell."""
+    yield from _layers_beyond(s, c)
     for wanted in tensors(c):
         entry = s.get(wanted.name)
         if wanted.name.endswith("_scale_inv"):
@@ -123,6 +124,18 @@ def faults(s: Stored, c: K2Config, ranks: int = 1) -> Iterator[CheckpointError]:
             yield CheckpointError(s.folder, full, f"a tensor of shape {list(wanted.shape)}", "missing")
             continue
         yield from _entry_faults(s, wanted, entry, ranks)
+
+
+def _layers_beyond(s: Stored, c: K2Config) -> Iterator[CheckpointError]:
+    """The first tensor of each layer that the configuration does not have: of half a model comes noise."""
+    base, held = f"{s.prefix}model.layers.", c.num_hidden_layers + c.num_nextn_predict_layers
+    seen = set[str]()
+    for name, entry in s.entries.items():
+        number = name.removeprefix(base).split(".", 1)[0] if name.startswith(base) else ""
+        if number.isdecimal() and number not in seen and (len(number) > 9 or int(number) >= held):
+            seen.add(number)
+            limit = f"no layer above {held - 1}, by num_hidden_layers of config.json"
+            yield CheckpointError(entry.file, name, limit, f"layer {number}")
 
 
 def _entry_faults(s: Stored, wanted: Wanted, entry: Entry, ranks: int) -> Iterator[CheckpointError]:
