@@ -221,3 +221,24 @@ def test_what_cannot_be_rehearsed_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "a new or an empty folder" in capsys.readouterr().err
     for ranks in ("0", "65"):
         assert main(["convert", str(tmp_path), str(tmp_path / "d"), "--ranks", ranks]) == 2
+
+
+def test_everything_that_is_wrong_with_a_converted_folder_is_listed(tmp_path: Path) -> None:
+    """One fault hid the others, and the memory that it needs; of later ranks only the length was seen."""
+    write(tmp_path / "a", "k2.6", SMALL)
+    convert(tmp_path / "a", tmp_path / "b", 4, lambda text: None)
+    first, second, third = (tmp_path / "b" / f"rank-0{rank}-of-04.safetensors" for rank in range(3))
+    first.unlink()
+    os.truncate(second, second.stat().st_size - 1)
+    content = third.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].replace(b'"dtype":"F32"', b'"dtype":"I32"')
+    third.write_bytes(content[:8] + header + content[8 + length :])
+    (tmp_path / "b" / "tiktoken.model").unlink()
+    report = inspect(tmp_path / "b")
+    bias = "language_model.model.layers.1.mlp.gate.e_score_correction_bias"
+    assert [(Path(fault.file).name, fault.what) for fault in report.faults] == [
+        (first.name, ""), (second.name, ""), (third.name, bias), ("tiktoken.model", ""),
+    ]  # fmt: skip
+    assert [need.ranks for need in report.needs] == [4]
+    assert report.needs[0].weights == inspect(tmp_path / "a").needs[2].weights
