@@ -18,7 +18,6 @@ import redis
 
 from hedgerow.cli.child import Backoff
 from hedgerow.cli.embedded_redis import EmbeddedRedis
-from tests.kvstore_calls import Session
 from tests.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,7 +148,7 @@ def overheard(client: redis.Redis) -> Iterator[Heard]:
                 heard.append((f"{each['client_address']}:{each['client_port']}", each["command"]))
 
 
-def scripts_on(sessions: Sequence[Session], heard: Heard) -> list[int]:
-    """Where in `heard` a script was called with the keys of one of `sessions`."""
-    tags = [f"{{{session.session_id}}}:record" for session in sessions]
+def scripts_on(session_ids: Sequence[str], heard: Heard) -> list[int]:
+    """Where in `heard` a script was called with the keys of one of these sessions."""
+    tags = [f"{{{session_id}}}:record" for session_id in session_ids]
     return [i for i, (_, said) in enumerate(heard) if said.startswith("EVALSHA ") and any(tag in said for tag in tags)]

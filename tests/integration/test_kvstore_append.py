@@ -232,7 +232,7 @@ async def test_one_message_is_one_round_trip_with_one_script_an_entry(
             results = await gateway.append(*(each.entry(LOG, start, start + 4) for each in sessions))
             assert {result.status for result in results} == {pb.APPEND_STATUS_OK}
         reads = inspector.info("stats")["total_reads_processed"] - before
-    assert len(scripts_on(sessions, heard)) == 10 * 32
+    assert len(scripts_on([each.session_id for each in sessions], heard)) == 10 * 32
     # Ten messages; our own words, and those of health and of the lists' tidying, which go on. Entry by entry: 320.
     assert reads < 160
 

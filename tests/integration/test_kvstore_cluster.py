@@ -72,7 +72,7 @@ async def test_message_is_one_round_trip_to_each_node(nodes: list[EmbeddedRedis]
                     assert {result.status for result in results} == {pb.APPEND_STATUS_OK}
                 after = [reads(client) for client in clients]
         for first, last, said in zip(before, after, heard, strict=True):
-            assert len(scripts_on(sessions, said)) == 10 * 10
+            assert len(scripts_on([each.session_id for each in sessions], said)) == 10 * 10
             # ten messages, our own looks, those of health and of the lists' tidying, which go on. Entry by entry: 100
             assert last - first < 60
         for each in sessions:

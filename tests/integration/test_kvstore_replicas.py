@@ -133,7 +133,7 @@ async def test_waiting_costs_no_further_round_trip(pair: list[EmbeddedRedis], se
                     results = await gateway.append(*(each.entry(LOG, start, start + 4) for each in sessions))
                     assert {result.status for result in results} == {pb.APPEND_STATUS_OK}
                 reads = client.info("stats")["total_reads_processed"] - before
-        ours = scripts_on(sessions, heard)
+        ours = scripts_on([each.session_id for each in sessions], heard)
         said = {who: [(i in ours, word) for i, (by, word) in enumerate(heard) if by == who] for who, _ in heard}
         # what follows a message on its connection: the write that WAIT is to cover, and one WAIT
         after = [
