@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hedgerow.engine.config import SHARING
 from hedgerow.rpc.computing import ComputingConfig
 from hedgerow.rpc.config import ConfigError, variable_of
 
@@ -114,7 +113,7 @@ class VerifierServiceConfig(ComputingConfig):
     prefix_cache: str = field(
         default="tenant",
         metadata={
-            "choices": SHARING,
+            "choices": ("tenant", "shared", "off"),  # the engine's SHARING, which is not imported: it loads torch
             "help": "whose prompts share what was computed of them, where they begin alike: those of one tenant, of "
             "all tenants, or nobody's",
         },
