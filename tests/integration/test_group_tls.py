@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -191,3 +192,13 @@ async def test_trees_over_two_hosts_give_the_tokens_of_one_rank(
     plain = Plain(Models(models.target, models.drafter, models.feature_layers, bundled=False), one)
     assert len(found) == 48
     assert found == plain.tokens(PROMPT, sampling)
+
+
+def test_gloo_has_no_tls_of_its_own_as_the_docs_say() -> None:
+    """Where this fails, the sums of ranks can be encrypted, too: docs/security.md, Hosts of one group."""
+    if not torch.__version__.endswith("+cpu"):
+        pytest.skip("it is said of the wheels for CPUs alone")
+    code = "import torch.distributed as d; d.ProcessGroupGloo.create_device(hostname='127.0.0.1')"
+    env = os.environ | {"GLOO_DEVICE_TRANSPORT": "TCP_TLS"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert "unsupported gloo device" in done.stderr

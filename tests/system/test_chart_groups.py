@@ -39,7 +39,7 @@ def test_leader_and_workers_are_hosts_of_one_group(mode: str) -> None:
         assert split_of(config) == (4, 2)
         assert config.group_host == (which == "workers")
         assert config.group_listen == "0.0.0.0:7414"
-        assert config.group_leader == ("$(LWS_LEADER_ADDRESS):7414" if which else None)
+        assert config.group_leader == ("$(LWS_LEADER_ADDRESS).svc.cluster.local:7414" if which else None)
     assert group(objects)["size"] == 2
 
 
