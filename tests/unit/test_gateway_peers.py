@@ -445,7 +445,7 @@ async def test_a_verifier_that_hangs_with_its_connection_open_is_lost_only_while
 
 async def test_a_verifier_that_steps_or_speaks_is_not_lost() -> None:
     verifier = BreakingVerifier()
-    async with verifier_peer(verifier, patience=0.4) as (peer, watch):
+    async with verifier_peer(verifier, patience=0.8) as (peer, watch):
         await watch.until(lambda: peer.attached)
         watch.work = Work(True, True)
         for _ in range(12):
