@@ -81,10 +81,18 @@ class VerifierServiceConfig(ComputingConfig):
         },
     )
     group_listen: str | None = field(
-        default=None, metadata={"help": "host:port at which the first host of several lets the others in"}
+        default=None,
+        metadata={
+            "help": "host:port at which the first host of several lets the others in; mutual TLS where tls_cert is "
+            "given"
+        },
     )
     group_leader: str | None = field(
-        default=None, metadata={"help": "host:port by which the others reach it; the first one takes no notice"}
+        default=None,
+        metadata={
+            "help": "host:port by which the others reach it, for which its certificate must be; the first one takes no "
+            "notice"
+        },
     )
     group_address: str | None = field(
         default=None,
