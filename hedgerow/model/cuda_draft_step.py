@@ -30,6 +30,7 @@ class DraftShape(NamedTuple):
     block: int
     pages: int  # of a sequence, at most
     nodes: int = 0  # of a tree, at most; 0: logits, and no trees
+    pairs: bool = False  # conditional trees
 
     @property
     def sizes(self) -> tuple[int, ...]:

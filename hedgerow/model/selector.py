@@ -119,6 +119,23 @@ class BuildsPairs(Protocol):
     ) -> list[PlainTree]: ...
 
 
+@runtime_checkable
+class ProposesPairs(Protocol):
+    """A drafter whose pass goes on to conditional trees: the one on a GPU."""
+
+    def select(self, selector: Selector) -> None: ...
+
+    def propose(
+        self,
+        states: Sequence[Any],
+        anchors: Sequence[int],
+        positions: Sequence[int],
+        budgets: Sequence[int],
+        caps: Sequence[int],
+        pairs: bool = False,
+    ) -> Proposed: ...
+
+
 class FromPairs(OfModel):
     """A Proposer of conditional trees: each token's probability depends on the token before it."""
 
@@ -126,6 +143,9 @@ class FromPairs(OfModel):
         super().__init__(model)
         self.selector = selector
         self.builds = model if isinstance(model, BuildsPairs) else None
+        self.whole = model if isinstance(model, ProposesPairs) else None
+        if self.whole is not None:
+            self.whole.select(selector)
 
     def propose(
         self,
@@ -135,6 +155,8 @@ class FromPairs(OfModel):
         budgets: Sequence[int],
         caps: Sequence[int],
     ) -> Proposed:
+        if self.whole is not None and max(budgets) <= DEVICE_NODES[-1]:
+            return self.whole.propose(states, anchors, positions, budgets, caps, pairs=True)
         logits, hidden = self.model.draft_states(states, anchors, positions)
         forwarded = time.perf_counter_ns()
         if self.builds is not None:
@@ -156,7 +178,7 @@ def drafts(model: Draft, folder: Path, trees: Trees = "auto") -> Draft | FromPai
 
     "auto": conditional where `folder` has a selector and the engine has a form of its own of them. That pays: more
     tokens of a second of processor in every setting that was measured. PyTorch's search is interpreted, which does not
-    pay with many sequences, and on a GPU the trees of marginals are part of the recorded step. Raises ConfigError and
+    pay with many sequences, and no card has measured its own form (`ProposesPairs`). Raises ConfigError and
     CheckpointError.
     """
     if trees == "marginal" or (trees == "auto" and not isinstance(model, BuildsPairs)):

@@ -159,6 +159,24 @@ def test_trees_of_marginals_in_one_pass(tmp_path: Path, target: Path) -> None:
         same(got, reference.trees(reference.draft([theirs, theirs], [3, 4], [9, 10]), [6, 2], [0, 0]))
 
 
+@pytest.mark.skipif(INTERPRETED, reason="slow: seventy passes, and nothing is recorded")
+def test_what_was_prepared_is_not_made_again(tmp_path: Path, target: Path) -> None:
+    """Conditional trees are recorded where a selector is known, and drafts of every size then find their pass."""
+    model, _, selectors = load(tmp_path, target, "causal in sliding layers")
+    proposer = FromPairs(model, selectors[0])
+    model.prepare(4, 16)
+    kept = set(model._passes._values)
+    assert {shape.pairs for shape in kept if shape.nodes} == {True}
+    states = [model.new_state() for _ in range(4)]
+    for count, budget in ((1, 3), (3, 9), (4, 16)):
+        for state in states[:count]:
+            model.append(state, torch.randn(9, model.feature_width), state.end)
+        ends = [state.end for state in states[:count]]
+        trees = proposer.propose(states[:count], [5] * count, ends, [budget] * count, [0] * count).trees
+        assert [len(tree.tokens) for tree in trees] == [budget] * count
+    assert set(model._passes._values) == kept
+
+
 def test_a_pass_of_padding_changes_nothing(tmp_path: Path, target: Path) -> None:
     """Five sequences fill a pass of eight; what stands in the others' places reaches none of them."""
     model, _, _ = load(tmp_path, target, "three taps, groups of 8")
