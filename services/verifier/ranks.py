@@ -84,8 +84,8 @@ def _door(config: VerifierServiceConfig, split: Split) -> Door | None:
     if split.hosts == 1:
         return None
     assert config.group_listen is not None
+    tls = mutual_contexts(config, called=True)
     try:
-        tls = mutual_contexts(config, called=True)
         return Door(config.group_listen, config.group_secret.encode(), split, tls)
     except OSError as error:
         why = f"cannot listen there: {error.strerror}"
