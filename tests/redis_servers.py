@@ -18,6 +18,7 @@ import redis
 
 from hedgerow.cli.child import Backoff
 from hedgerow.cli.embedded_redis import EmbeddedRedis
+from services.kvstore.scripts import Script
 from tests.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -116,7 +117,7 @@ def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module")
 def kvstore(redis_server: EmbeddedRedis) -> Iterator[Service]:
     """A kvstore on that server."""
-    service = Service("services.kvstore", redis_url=redis_server.url, grace=3)
+    service = Service("services.kvstore", redis_url=redis_server.url, redis_timeout=10, grace=3)
     try:
         assert service.port
         yield service
@@ -149,6 +150,7 @@ def overheard(client: redis.Redis) -> Iterator[Heard]:
 
 
 def scripts_on(session_ids: Sequence[str], heard: Heard) -> list[int]:
-    """Where in `heard` a script was called with the keys of one of these sessions."""
+    """Where in `heard` something was appended to one of these sessions. Other scripts read their records, too."""
     tags = [f"{{{session_id}}}:record" for session_id in session_ids]
-    return [i for i, (_, said) in enumerate(heard) if said.startswith("EVALSHA ") and any(tag in said for tag in tags)]
+    append = f"EVALSHA {Script('append').sha.decode()} "
+    return [i for i, (_, said) in enumerate(heard) if said.startswith(append) and any(tag in said for tag in tags)]

@@ -106,7 +106,7 @@ def another_gateway(stack: Stack, models: Models, **settings: object) -> Iterato
         yield address(child)
 
 
-def assert_idle(stack: Stack, tasks: int | None = None, seconds: float = 15) -> None:
+def assert_idle(stack: Stack, tasks: int | None = None, seconds: float = 60) -> None:
     """Polls until verifier and gateway hold nothing, and the gateway has at most `tasks` tasks."""
 
     def nothing_held() -> bool:

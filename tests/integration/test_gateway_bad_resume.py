@@ -221,7 +221,7 @@ async def test_a_store_out_of_memory_refuses_new_sessions_and_holds_running_ones
                 before, steps = steps, verifier_load(stack).steps
                 return before == steps
 
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not await held():
                     pass
             assert not reading.done()
