@@ -21,7 +21,7 @@ import torch
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.features import FeatureRing
 from hedgerow.engine.kv_cache import PagePool
-from hedgerow.engine.sequence import AttachedSequence
+from hedgerow.engine.sequence import AttachedSequence, Phase
 from hedgerow.engine.types import PrefixLoad
 from hedgerow.errors import InvariantViolation
 
@@ -49,6 +49,9 @@ class PrefixCache:
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # of those that only the cache holds; first to go first
         self._features: OrderedDict[bytes, torch.Tensor] = OrderedDict()  # [page size, width]; first to go first
         self._most_bytes, self._feature_bytes = config.prefix_feature_bytes, 0
+        self._growing: dict[
+            AttachedSequence, None
+        ] = {}  # those whose prompts are not whole here, as they were admitted
         self._queried = self._hit = self._reclaimed = 0
 
     def load(self) -> PrefixLoad:
@@ -81,10 +84,19 @@ class PrefixCache:
             sequence.features = FeatureRing(min(self._ring, len(sequence.start.prompt)))
         self._join(sequence, found)
 
-    def follow(self, sequence: AttachedSequence) -> None:
-        """Goes on where another sequence has got to meanwhile, with the same prompt."""
-        size = self._pool.page_size
-        if sequence.cached % size or not (found := self._found(sequence)):
+    def follow(self) -> None:
+        """Lets sequences go on where another one has got to meanwhile, with the same prompt."""
+        for sequence in list(self._growing):
+            if sequence.phase is Phase.PREFILLING and sequence.cached % self._pool.page_size == 0:
+                self._follow(sequence)
+
+    def publish(self) -> None:
+        """Keeps what is final of the running sequences' prompts: the steps before are over."""
+        for sequence in list(self._growing):
+            self._publish(sequence)
+
+    def _follow(self, sequence: AttachedSequence) -> None:
+        if not (found := self._found(sequence)):
             return
         begin, end = sequence.shared, sequence.shared + len(found)
         pages = self._take(found)
@@ -92,8 +104,7 @@ class PrefixCache:
         sequence.pages = (*sequence.pages[:begin], *pages, *sequence.pages[end:])
         self._join(sequence, found)
 
-    def publish(self, sequence: AttachedSequence) -> None:
-        """Keeps what is final of the sequence's prompt, of steps that are over."""
+    def _publish(self, sequence: AttachedSequence) -> None:
         keys, size = sequence.keys or (), self._pool.page_size
         begin, end = sequence.shared, min(sequence.cached // size, len(keys))
         if begin >= end:
@@ -112,7 +123,8 @@ class PrefixCache:
 
     def release(self, sequence: AttachedSequence) -> None:
         """The sequence is over: it holds nothing any more, and what is final of its prompt is kept."""
-        self.publish(sequence)
+        self._publish(sequence)
+        self._growing.pop(sequence, None)
         self._pool.release(sequence.pages)
         for key in reversed((sequence.keys or ())[: sequence.shared]):
             if self._pool.holders(self._kept[key]) == 1:
@@ -185,7 +197,11 @@ class PrefixCache:
 
     def _shared(self, sequence: AttachedSequence, pages: int) -> None:
         sequence.shared = pages
-        if pages == len(sequence.keys or ()) and not sequence.budget:
+        if pages < len(sequence.keys or ()):
+            self._growing[sequence] = None
+            return
+        self._growing.pop(sequence, None)
+        if not sequence.budget:
             sequence.features = None
 
     def _note_features(self, key: bytes, ring: FeatureRing | None, begin: int) -> None:

@@ -77,15 +77,12 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """Admits what fits, then the next step's work; decoding sequences first."""
-        for sequence in self.running:
-            self.prefixes.publish(sequence)
+        self.prefixes.publish()
         while self._admissible():
             sequence = self.waiting.pop(0)
             self.prefixes.admit(sequence)
             self.running.append(sequence)
-        for sequence in self.running:
-            if sequence.phase is Phase.PREFILLING:
-                self.prefixes.follow(sequence)
+        self.prefixes.follow()
         decoding = [self._decode(s) for s in self.running if s.phase is Phase.DECODING and not self._held(s)]
         return decoding + self._chunks()
 
