@@ -23,14 +23,14 @@ up: ## start the stack on this machine and leave it running until Ctrl-C
 
 test: setup ## the tests that need no GPU and no cluster, and a minute of exactness
 	@echo "test: the suites, about 10 minutes on two cores"
-	@$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "$(QUICK)" tests || { \
+	@$(VENV)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "$(QUICK)" tests || { \
 	  echo "test: what failed beside others, once more and alone: leases and time-outs need a core when they run out"; \
 	  $(VENV)/python -m pytest -q --lf --lfnf=none -m "$(QUICK)" tests; }
 	@echo "test: a rotating slice of the exactness run, at most a minute"
 	@$(VENV)/python -m bench.exactness slice --seconds 60
 
 test-system: setup ## images, chart, a cluster with streams in flight, and the long ones of the other suites; what is not installed is skipped by name
-	@$(VENV)/python -m pytest -q -n 2 --dist loadfile -m "long and not slow" $(ARGS) tests || { \
+	@$(VENV)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "long and not slow" $(ARGS) tests || { \
 	  echo "test-system: what failed beside others, once more and alone"; \
 	  $(VENV)/python -m pytest -q --lf --lfnf=none -m "long and not slow" tests; }
 	@$(VENV)/python -m pytest -q -m "system and not slow" $(ARGS) tests/system || { \

@@ -21,6 +21,7 @@ from bench.budgets import BUDGETS, Cost, Measured, best_tree, cost, measure, ope
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
 from hedgerow.client import Client
 from hedgerow.errors import HedgerowError
+from hedgerow.model.selector import BESIDE
 
 ROUNDS = (3, 7)  # at least, at most
 KIND_BUDGETS = (8, 16)  # at which both kinds of trees are compared
@@ -102,24 +103,24 @@ def compare(client: Client, prompts: Sequence[dict[str, Any]], seconds: float) -
     return same, answers
 
 
-def compare_kinds(config: StackConfig, prompts: Sequence[dict[str, Any]], marginal: Answers) -> bool:
-    """Conditional trees once, at KIND_BUDGETS, in a stack of their own; prints them beside those of the marginals."""
-    print("\ndemo: the same prompts once with conditional trees, which the drafter's selector draws", flush=True)
+def compare_kinds(config: StackConfig, prompts: Sequence[dict[str, Any]], conditional: Answers) -> bool:
+    """Trees of the marginals once, at KIND_BUDGETS, in a stack of their own, beside the conditional ones."""
+    print("\ndemo: the same prompts once with trees of the drafter's marginals, without its selector", flush=True)
     with tempfile.TemporaryDirectory(prefix="hedgerow-demo-") as data:
-        other = replace(config, data=Path(data), settings={"drafter": {"TREES": "conditional"}})
+        other = replace(config, data=Path(data), settings={"drafter": {"TREES": "marginal"}})
         with Stack(other) as stack, Client(stack.address("gateway")) as client:
-            conditional = {b: [[measure(client, prompt, b)] for prompt in prompts] for b in KIND_BUDGETS}
-    return print_kinds(conditional, marginal)
+            marginal = {b: [[measure(client, prompt, b)] for prompt in prompts] for b in KIND_BUDGETS}
+    return print_kinds({b: conditional[b] for b in KIND_BUDGETS}, {0: conditional[0], **marginal})
 
 
 def print_kinds(conditional: Answers, marginal: Answers) -> bool:
-    """Tokens a step of both kinds at the same budgets; whether all texts are the same."""
+    """Tokens a step of both kinds at the same budgets; whether all texts are the same, and plain decoding's."""
     rows, same = list[Sequence[object]](), True
     for budget, runs in conditional.items():
         other, mine = cost(marginal[budget], marginal[0]), cost(runs, marginal[0])
-        same = same and mine.same
-        gain = mine.per_step / other.per_step - 1
-        rows.append((f"trees of {budget}", f"{other.per_step:.2f}", f"{mine.per_step:.2f}", f"{gain:+.1%}", yes(same)))
+        both, gain = mine.same and other.same, mine.per_step / other.per_step - 1
+        same = same and both
+        rows.append((f"trees of {budget}", f"{other.per_step:.2f}", f"{mine.per_step:.2f}", f"{gain:+.1%}", yes(both)))
     print_table(("tokens/step", "marginal", "conditional", "gain", "same tokens as plain decoding"), rows)
     return same
 
@@ -134,9 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     prompts = json.loads(args.prompts.read_text())
     with tempfile.TemporaryDirectory(prefix="hedgerow-demo-") as data:
+        selects = (args.drafter / BESIDE).is_dir()
         config = StackConfig(
-            find_checkout(), args.model.resolve(), Path(data), args.drafter.resolve(), budget=args.budget
-        )
+            find_checkout(), args.model.resolve(), Path(data), args.drafter.resolve(), budget=args.budget,
+            settings={"drafter": {"TREES": "conditional"}} if selects else {},
+        )  # fmt: skip
         stack = Stack(config)
         try:
             print("demo: starting redis, kvstore, drafter, verifier and gateway", flush=True)
@@ -148,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     show(client, prompt, args.budget, sys.stdout.isatty())
                 print("\ndemo: the same prompts in turns, without trees and with four sizes of them", flush=True)
                 same, answers = compare(client, prompts, args.seconds)
-            if (args.drafter / "selector").is_dir():
+            if selects:
                 stack.stop()
                 same = compare_kinds(config, prompts, answers) and same
         except HedgerowError as error:

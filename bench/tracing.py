@@ -1,19 +1,23 @@
 """What tracing costs: the same stack, and calls that are traced in turns with calls that are not.
 
-    python -m bench.tracing [--turns 40] [--sessions 8] [--tokens 256]
+    python -m bench.tracing [--minutes 9] [--turns N] [--sessions 8] [--calls 3] [--tokens 128]
 
 Every service has a collector: one that only counts, in a process that gives way to all others. Whether a call is
 traced is in its traceparent, so all rounds meet the same processes. A turn is four rounds in an order drawn each time:
-all calls traced, every hundredth, and twice none, and behind each as long a rest as spans wait for each other. Figures
-are ratios within a turn, to the mean of its two untraced rounds; the one of these over the other shows what the
-measurement itself is worth.
+all calls traced, every hundredth, and twice none. In each round of a turn the same calls are made with the same seeds,
+so the tokens are the same; each of `sessions` callers makes `calls` of them one after the other, so most spans are sent
+while others are served. A short rest behind each round is for the last ones: spans wait DELAY for each other here, not
+the five seconds of a service (`OTEL_BSP_SCHEDULE_DELAY`), and more messages can only cost more. Figures are ratios
+within a turn, to the mean of its two untraced rounds; the one of these over the other shows what the measurement itself
+is worth.
 
-The measure is CPU seconds of all services a token: on a machine whose cores are busy, so much less can be served, and
-other users of the machine change it less than the clock. Verifier and drafter compute on one thread each, since
-threads that meet at barriers burn time while they wait for a core. Tokens a second on the wall clock are told beside
-it. Of each the mean over the turns without the lowest and the highest tenth, with a bootstrapped 95 % interval. The
-last lines are the cost of a request's spans alone, in this process. Results go to bench/results/tracing.json with
-commit and machine.
+It is done twice, `minutes` each. `all cores`: as a user runs it; a core is idle now and then, and what it does then is
+free. `one core`: services and Redis on one, which is never idle, client and collector on the others: what tracing takes
+is missing from serving, to the microsecond, and only other users of that core disturb it. Of each are told tokens a
+second on the wall clock, and CPU seconds of all services a token. Verifier and drafter compute on one thread each,
+since threads that meet at barriers burn time while they wait for a core. Of each the mean over the turns without the
+lowest and the highest tenth, with a bootstrapped 95 % interval. The last lines are the cost of a request's spans alone,
+in this process. Results go to bench/results/tracing.json with commit and machine.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,8 +48,10 @@ RESULTS = Path("bench/results/tracing.json")
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 ROOT = find_checkout()
 SERVICES = ("kvstore", "drafter", "verifier", "gateway")
+LEAST = 2  # turns
 TRIMMED = 0.1  # of the turns, at each end
-REST = 5.5  # seconds behind a round: what is sent there belongs to it
+DELAY = 1.0  # seconds that a service's spans wait for each other
+REST = 1.2  # seconds behind a round: what is sent there belongs to it
 SHARES = {"all": 1.0, "1 in 100": 0.01, "none": 0.0, "none again": 0.0}
 
 
@@ -115,28 +121,33 @@ class Rounds:
     async def run(self, share: float, seed: int) -> Round:
         """Equal seeds give equal tokens."""
         begun, spent = time.perf_counter(), cpu(self._stack)
-        calls = [
-            call(self._client, seed + n, self._given.tokens, traced=self._is_traced(share))
-            for n in range(self._given.sessions)
-        ]
-        made = sum(await asyncio.gather(*calls))
+        made = sum(await asyncio.gather(*(self._caller(share, seed + n) for n in range(self._given.sessions))))
         seconds = time.perf_counter() - begun
         await asyncio.sleep(REST)
         by_service = [(now - then) / made for now, then in zip(cpu(self._stack), spent, strict=True)]
         return Round(made / seconds, sum(by_service), by_service)
 
+    async def _caller(self, share: float, seed: int) -> int:
+        made, given = 0, self._given
+        for n in range(given.calls):
+            traced = self._is_traced(share)
+            made += await call(self._client, seed + n * given.sessions, given.tokens, traced=traced)
+        return made
+
 
 async def measure(stack: Stack, given: argparse.Namespace) -> dict[str, Any]:
-    """Ratios by share of traced calls."""
+    """Ratios by share of traced calls, of as many turns as there is time for."""
     choose, spent, more = random.Random(0), list[float](), list[list[float]]()
     ratios: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in list(SHARES)[:3]}
     async with AsyncClient(stack.address("gateway")) as client:
         rounds = Rounds(stack, client, given)
         for n in range(3):
             await rounds.run(1.0, n)
-        for turn in range(1, given.turns + 1):
+        turn, end = 0, time.monotonic() + 60 * given.minutes
+        while turn < given.turns and (turn < LEAST or time.monotonic() < end):
+            turn += 1
             order = choose.sample(list(SHARES), len(SHARES))
-            done = {name: await rounds.run(SHARES[name], given.sessions * turn) for name in order}
+            done = {name: await rounds.run(SHARES[name], given.calls * given.sessions * turn) for name in order}
             one, other = done["none"], done["none again"]
             for at, what in enumerate(("throughput", "cpu")):
                 base = (getattr(one, what) + getattr(other, what)) / 2
@@ -153,6 +164,7 @@ async def measure(stack: Stack, given: argparse.Namespace) -> dict[str, Any]:
     known = {name: {"throughput": spread(both[0]), "cpu_per_token": spread(both[1])} for name, both in ratios.items()}
     by_service = {name: spread(list(each)) for name, each in zip(SERVICES, zip(*more, strict=True), strict=True)}
     return known | {
+        "turns": turn,
         "untraced_cpu_us_per_token": round(1e6 * statistics.median(spent), 1),
         "more_cpu_us_per_token_where_all_are_traced": by_service,
     }
@@ -214,32 +226,57 @@ def alone(traced: bool, steps: int = 60) -> float:
     return round(1e6 * (best[0] - best[1]), 1)
 
 
+def place(cores: Sequence[int]) -> None:
+    """This thread, and what it starts from now on, runs there."""
+    os.sched_setaffinity(0, cores)
+
+
+def stacks(given: argparse.Namespace, port: int) -> Iterator[tuple[str, Stack]]:
+    """A running stack each time, and on what; this process is beside it where there is room."""
+    model, drafter = ROOT / "models" / "sapling", ROOT / "models" / "sapling-dflash"
+    settings = {name: {"OTLP_ENDPOINT": f"127.0.0.1:{port}"} for name in SERVICES}
+    for name in ("drafter", "verifier"):
+        settings[name]["THREADS"] = "1"
+    cores = sorted(os.sched_getaffinity(0))
+    for what, services, here in (("all cores", cores, cores), ("one core", cores[:1], cores[1:])):
+        if not here:
+            print("one core is not measured apart: there is no other one for the client")
+            continue
+        with TemporaryDirectory() as data:
+            place(services)
+            with Stack(StackConfig(ROOT, model, Path(data), drafter=drafter, settings=settings)) as stack:
+                place(here)
+                yield what, stack
+            place(cores)
+
+
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description="What tracing costs.")
-    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--minutes", type=float, default=9, help="of each part")
+    parser.add_argument("--turns", type=int, default=1000, help="of each part, at most")
     parser.add_argument("--sessions", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--calls", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     port = next(free_ports(1))
     context = multiprocessing.get_context("spawn")
     taken = context.Value("q", 0)
     collector = context.Process(target=collect, args=(port, taken), daemon=True)
     collector.start()
-    model, drafter = ROOT / "models" / "sapling", ROOT / "models" / "sapling-dflash"
-    settings = {name: {"OTLP_ENDPOINT": f"127.0.0.1:{port}"} for name in SERVICES}
-    for name in ("drafter", "verifier"):
-        settings[name]["THREADS"] = "1"
-    data = TemporaryDirectory()
-    with data, Stack(StackConfig(ROOT, model, Path(data.name), drafter=drafter, settings=settings)) as stack:
-        ratios = asyncio.run(measure(stack, given))
+    os.environ["OTEL_BSP_SCHEDULE_DELAY"] = str(round(1000 * DELAY))  # the services inherit it
+    ratios = {}
+    for what, stack in stacks(given, port):
+        print(what, flush=True)
+        ratios[what] = asyncio.run(measure(stack, given))
     spans = {"traced_us": alone(True), "untraced_us": alone(False)}
     result = {
-        "machine": machine(), "turns": given.turns, "sessions": given.sessions, "tokens": given.tokens,
+        "machine": machine(), "sessions": given.sessions, "calls": given.calls, "tokens": given.tokens,
         "traced_against_untraced": ratios, "spans_of_a_request_of_60_steps": spans, "bytes_taken": taken.value,
     }  # fmt: skip
     assert taken.value > 0, "the collector took nothing"
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    given.results.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
     collector.terminate()
 

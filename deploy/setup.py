@@ -5,8 +5,8 @@
 
 A second call with nothing changed returns at once: a stamp in `.venv` holds the hash of what was asked for.
 torch is taken as a CPU build: from a folder that pip is configured to look in (`find-links`), else from PyTorch's CPU
-index, else, with a warning about its size, from the configured index. HEDGEROW_TORCH picks another requirement, for
-example `torch==2.10.*` on a GPU machine.
+index, else, with a warning about its size, from the configured index. HEDGEROW_TORCH asks the configured index for
+another requirement, for example `torch==2.11.*` on a GPU machine, in place of a build that `.venv` has already.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-TORCH = os.environ.get("HEDGEROW_TORCH", "torch==2.13.0")
+CHOSEN = os.environ.get("HEDGEROW_TORCH")
+TORCH = CHOSEN or "torch==2.13.0"
 SIZES = {"run": "tens of MB", "dev": "about 300 MB, 190 of them Triton"}
 EXTRAS = {"run": ["server", "tracing", "engine"], "dev": ["server", "tracing", "engine", "dev"]}
 
@@ -62,7 +63,12 @@ def has_torch() -> bool:
 
 
 def install_torch() -> None:
-    """The CPU build where there is one."""
+    """What was chosen, else the CPU build where there is one."""
+    if CHOSEN:
+        say(f"{TORCH}, as HEDGEROW_TORCH says: about 3 GB where it is a build with CUDA")
+        if not pip(TORCH):
+            sys.exit(f"setup: HEDGEROW_TORCH={TORCH} could not be installed from the index that pip is configured for")
+        return
     if has_torch():
         return
     say(f"{TORCH}: the CPU build is a download of about 200 MB, or a file on disk where pip knows one")

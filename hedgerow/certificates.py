@@ -6,6 +6,7 @@ No grpc here: the services (`hedgerow.rpc.tls`) and the SDK make credentials of 
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 import ssl
@@ -99,6 +100,43 @@ class Watched(watched.Watched[Pem]):
 
         self.tls = tls
         super().__init__((tls.ca, tls.cert, tls.key), lambda: read(tls), told, taken)
+
+
+def contexts(files: Watched, make: Callable[[Tls], ssl.SSLContext]) -> Callable[[], ssl.SSLContext]:
+    """Gives what `make` makes of the files of the moment; where they cannot be read just then, of those before."""
+    held = files.current()[0], make(files.tls)
+
+    def newest() -> ssl.SSLContext:
+        nonlocal held
+        version, _ = files.current()
+        if version != held[0]:
+            with contextlib.suppress(OSError):  # they changed once more, right now
+                held = version, make(files.tls)
+        return held[1]
+
+    return newest
+
+
+def server_context(tls: Tls, client_certs: bool = True) -> ssl.SSLContext:
+    """Of who is called. `client_certs`: callers show a certificate of `tls.ca`. Raises OSError."""
+    assert tls.cert is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.cert, tls.key)
+    if client_certs:
+        assert tls.ca is not None
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(os.fspath(tls.ca))
+    return context
+
+
+def client_context(tls: Tls) -> ssl.SSLContext:
+    """Of who calls, and shows a certificate. The other end's must be for its name. Raises OSError."""
+    assert tls.cert is not None
+    assert tls.ca is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_cert_chain(tls.cert, tls.key)
+    context.load_verify_locations(os.fspath(tls.ca))
+    return context
 
 
 def _read(tls: Tls) -> Pem:

@@ -45,6 +45,11 @@ class HedgerowError(Exception):
         self.retry_after = retry_after
 
 
+def printable(text: str) -> str:
+    """A name from outside as a message shows it: what steers a terminal or breaks a line or a log is spelled out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class InvalidRequest(HedgerowError):
     """`field` has the value `value`, which breaks `limit`."""
 

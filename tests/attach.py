@@ -53,12 +53,13 @@ class TestGateway:
         budget: int | None = None,
         deadline_ms: int = 0,
         committed: Sequence[int] = (),
+        tenant: str = "",
     ) -> None:
         """Begins a sequence; the answers come by themselves."""
         speculation = common_pb2.SpeculationParams(budget=budget)
         start = verifier_pb2.StartSequence(
             session_id=session, epoch=epoch, attempt=attempt, prompt=prompt, sampling=sampling, speculation=speculation,
-            deadline_ms=deadline_ms, committed=committed,
+            deadline_ms=deadline_ms, committed=committed, tenant=tenant,
         )  # fmt: skip
         await self.write(verifier_pb2.AttachRequest(start=[start]))
 

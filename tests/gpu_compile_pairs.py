@@ -1,4 +1,4 @@
-"""Compiles the kernel of conditional trees: python -m tests.gpu_compile_pairs 90"""
+"""Compiles the kernels of conditional trees: python -m tests.gpu_compile_pairs 90"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 
 import torch
 
+from kernels.gpu.pair_scores import pair_scores
 from kernels.gpu.tree_pairs import tree_pairs
 from tests.gpu_compile import compiled
 
@@ -27,6 +28,10 @@ if __name__ == "__main__":
             spilled,
         )
     ]
+    books = [torch.zeros(512, 256) for _ in range(2)]
+    for width in (16, 31):
+        given = (torch.zeros(64, 7, width), ints(64, 7, width), torch.zeros(64, 7, 256), ints(64, 8)[:, 0], ints(64))
+        built += compiled(lambda given=given: pair_scores(*given, *books), capability)  # type: ignore[misc]
     for one in built:
         print(f"{one.name}: {one.registers} registers, {one.shared} bytes shared, {one.spilled} spilled")
     print(f"{len(built)} kernels")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10, what: str = "the condition") -> None:
+def eventually(condition: Callable[[], object], seconds: float = 30, what: str = "the condition") -> None:
     """Returns when `condition` holds; AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
@@ -15,7 +15,7 @@ def eventually(condition: Callable[[], object], seconds: float = 10, what: str =
         time.sleep(0.01)
 
 
-async def soon(condition: Callable[[], object], seconds: float = 10, what: str = "the condition") -> None:
+async def soon(condition: Callable[[], object], seconds: float = 30, what: str = "the condition") -> None:
     """As `eventually`, in a loop that goes on meanwhile."""
     end = time.monotonic() + seconds
     while not condition():

@@ -1,4 +1,7 @@
-"""A host of a group as a process: `python -m tests.rank_host LEADER SECRET HOST RANKS HOSTS FOLDER ADDRESS`."""
+"""A host of a group as a process.
+
+`python -m tests.rank_host LEADER SECRET HOST RANKS HOSTS FOLDER ADDRESS [CA CERT KEY]`
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hedgerow.certificates import Tls, client_context
 from hedgerow.engine.rank_door import Split
 from hedgerow.engine.rank_host import Joins, RankHost
+from tests.certificates import Files
 
 ROOT = Path(__file__).resolve().parents[1]
 SECRET = "a secret of this test"
@@ -27,6 +32,7 @@ class Host:
         split: Split | None = None,
         secret: str = SECRET,
         out: Path | None = None,
+        files: Files | None = None,
     ) -> None:
         of = split or Split(2, 2)
         words = [
@@ -37,6 +43,7 @@ class Host:
             str(of.hosts),
             str(folder),
             f"127.0.0.{host + 1}",
+            *([] if files is None else [str(files.ca), str(files.cert), str(files.key)]),
         ]
         self.log = (out or folder.parent) / f"host-{host}-{port}.log"
         with self.log.open("a") as file:
@@ -75,8 +82,9 @@ def hosts(*made: Host) -> Iterator[None]:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    leader, secret, host, ranks, count, folder, address = sys.argv[1:]
-    joins = Joins(leader, secret.encode(), int(host), Split(int(ranks), int(count)), address)
+    leader, secret, host, ranks, count, folder, address, *files = sys.argv[1:]
+    tls = (lambda: client_context(Tls(*files))) if files else None
+    joins = Joins(leader, secret.encode(), int(host), Split(int(ranks), int(count)), address, tls)
     RankHost(joins, Path(folder), threads=1).run()
 
 

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import redis
 
 from hedgerow.cli.child import Backoff
 from hedgerow.cli.embedded_redis import EmbeddedRedis
+from services.kvstore.scripts import Script
 from tests.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
 DEBIAN = shutil.which("redis-server")
 SERVERS: dict[str, Path | None] = {"embedded": None, **({"redis": Path(DEBIAN)} if DEBIAN else {})}
 QUICK = Backoff(first=0.05, most=0.2)
+START = 60.0  # seconds that a process may take to begin, beside others
 
 
 class Service:
@@ -65,7 +68,7 @@ class Service:
 
     def bound(self) -> tuple[int, int]:
         """The ports, from the log: also while the service is not ready."""
-        eventually(lambda: "event=listening" in self.text or self.process.poll() is not None, 20, "listening")
+        eventually(lambda: "event=listening" in self.text or self.process.poll() is not None, START, "listening")
         line = next(line for line in self.log if "event=listening" in line)
         fields = dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
         return int(fields["port"]), int(fields["admin"])
@@ -75,7 +78,7 @@ class Service:
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
-    def wait(self, timeout: float = 20) -> int:
+    def wait(self, timeout: float = 60) -> int:
         """The exit status; the pipes are read to their end."""
         try:
             status = self.process.wait(timeout)
@@ -92,7 +95,7 @@ class Service:
         self.wait()
 
     def _ready(self) -> list[str]:
-        eventually(lambda: self.lines or self.process.poll() is not None, 20, "the ready line")
+        eventually(lambda: self.lines or self.process.poll() is not None, START, "the ready line")
         assert self.lines, f"it ended: {self.text}"
         return self.lines[0].split()
 
@@ -114,7 +117,7 @@ def redis_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module")
 def kvstore(redis_server: EmbeddedRedis) -> Iterator[Service]:
     """A kvstore on that server."""
-    service = Service("services.kvstore", redis_url=redis_server.url, grace=3)
+    service = Service("services.kvstore", redis_url=redis_server.url, redis_timeout=10, grace=3)
     try:
         assert service.port
         yield service
@@ -127,3 +130,27 @@ def inspector(redis_server: EmbeddedRedis) -> Iterator[redis.Redis]:
     """A client of ours on the same server, to look at what the kvstore wrote."""
     with redis.Redis.from_url(redis_server.url) as client:
         yield client
+
+
+Heard = list[tuple[str, str]]
+"""Who said what to a server, in the order in which it did it; what a script says inside is not heard."""
+
+
+@contextmanager
+def overheard(client: redis.Redis) -> Iterator[Heard]:
+    """Filled at the end with what everybody said to the server meanwhile. Its counters tell only of all together."""
+    heard: Heard = []
+    mark = f"the end of {id(heard)}"
+    with client.monitor() as monitor:  # type: ignore[no-untyped-call]
+        yield heard
+        client.echo(mark)
+        while mark not in (each := monitor.next_command())["command"]:
+            if each["client_type"] != "lua":
+                heard.append((f"{each['client_address']}:{each['client_port']}", each["command"]))
+
+
+def scripts_on(session_ids: Sequence[str], heard: Heard) -> list[int]:
+    """Where in `heard` something was appended to one of these sessions. Other scripts read their records, too."""
+    tags = [f"{{{session_id}}}:record" for session_id in session_ids]
+    append = f"EVALSHA {Script('append').sha.decode()} "
+    return [i for i, (_, said) in enumerate(heard) if said.startswith(append) and any(tag in said for tag in tags)]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hedgerow.client import AsyncClient
     from hedgerow.client import Sampling as Resolved
     from hedgerow.engine.types import Sampling
+    from hedgerow.model.interface import Target
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = 8
@@ -105,7 +106,7 @@ def another_gateway(stack: Stack, models: Models, **settings: object) -> Iterato
         yield address(child)
 
 
-def assert_idle(stack: Stack, tasks: int | None = None, seconds: float = 15) -> None:
+def assert_idle(stack: Stack, tasks: int | None = None, seconds: float = 60) -> None:
     """Polls until verifier and gateway hold nothing, and the gateway has at most `tasks` tasks."""
 
     def nothing_held() -> bool:
@@ -134,7 +135,7 @@ def gateway_holds(stack: Stack) -> dict[str, int]:
     """What the gateway says that it holds, asked with SIGUSR1."""
     said = [line for line in stack.logs("gateway") if " event=held " in line]
     os.kill(stack.pid("gateway"), signal.SIGUSR1)
-    eventually(lambda: [line for line in stack.logs("gateway") if " event=held " in line][len(said) :], 5)
+    eventually(lambda: [line for line in stack.logs("gateway") if " event=held " in line][len(said) :], 30)
     last = [line for line in stack.logs("gateway") if " event=held " in line][-1]
     return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)(?= |$)", last)}
 
@@ -148,13 +149,14 @@ def engine_sampling(resolved: Resolved) -> Sampling:
 
 
 class Plain:
-    """Plain decoding in this process: one sequence, no drafter, no tree, no wire."""
+    """Plain decoding in this process: one sequence, no drafter, no tree, no wire. `model`: not the one that a verifier
+    loads of `models`."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, model: Target | None = None) -> None:
         from hedgerow.model.select import load_target
         from services.verifier.vocabulary import read_vocabulary
 
-        self._model = load_target(models.target, models.feature_layers, "auto", 1)  # as the verifier does
+        self._model = model or load_target(models.target, models.feature_layers, "auto", 1)  # as the verifier does
         self._vocabulary = read_vocabulary(models.target, self._model.config.vocab_size)
         self.vocab_size, self.feature_width = self._model.config.vocab_size, self._model.feature_width
         self.context = self._model.config.max_position_embeddings

@@ -164,8 +164,26 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Prompts",
             "short",
-            "Tokens a second, of sequences that ended.",
-            [Query(rate(f"{V}_prompt_tokens_total"), "prompt")],
+            "Tokens a second, of sequences that ended; of those that began, found in the prefix cache.",
+            [
+                Query(rate(f"{V}_prompt_tokens_total"), "prompt"),
+                Query(rate(f"{V}_prefix_hit_tokens_total"), "not computed"),
+            ],
+        ),
+        Panel(
+            "Prefix cache",
+            "percentunit",
+            "Of prompt tokens, those that it had; of the latent cache, the pages that it keeps, in use or not.",
+            [
+                Query(share(rate(f"{V}_prefix_hit_tokens_total"), rate(f"{V}_prefix_query_tokens_total")), "hits"),
+                Query(f"{total(f'{V}_prefix_pages')} / {total(f'{V}_cache_pages')}", "pages kept"),
+            ],
+        ),
+        Panel(
+            "Prefix cache, given back",
+            "short",
+            "Pages a minute, for sequences that needed them.",
+            [Query(per_minute(f"{V}_prefix_reclaimed_pages_total"), "pages")],
         ),
         Panel(
             "Attachments",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.cache import LatentCache
 
+SHARING = ("tenant", "shared", "off")
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -29,6 +31,8 @@ class EngineConfig:
     kept_seconds: float = 60.0  # for which each of those is kept
     replay_rows: int = 64  # of one forced chain
     feature_ring: int = 2048  # positions a sequence whose features are kept for the drafter
+    prefix_cache: str = "tenant"  # whose prompts share pages: one tenant's, all ("shared"), or nobody's ("off")
+    prefix_feature_bytes: int = 1 << 28  # of features kept with shared pages
     feature_rows: int = 1024  # feature rows in one draft request, all sequences together
 
     def __post_init__(self) -> None:
@@ -36,6 +40,8 @@ class EngineConfig:
             value = getattr(self, field)
             if value is not None and value < least:
                 raise InvalidRequest(field, value, f"at least {least}")
+        if self.prefix_cache not in SHARING:
+            raise InvalidRequest("prefix_cache", self.prefix_cache, f"one of {', '.join(SHARING)}")
         if self.default_budget > self.max_budget:
             raise InvalidRequest("default_budget", self.default_budget, f"at most max_budget, {self.max_budget}")
 
@@ -60,4 +66,5 @@ _LEAST = {
     "replay_rows": 1,
     "feature_ring": 1,
     "feature_rows": 1,
+    "prefix_feature_bytes": 0,
 }

@@ -54,7 +54,7 @@ class DraftDesk:
 
     def _ask(self, work: Work, left: int) -> DraftWork | None:
         sequence, ring = work.sequence, work.sequence.features
-        if ring is None:
+        if ring is None or not sequence.budget:
             return None
         position = max(self._sent.get(sequence.number, 0), ring.start)
         rows = min(ring.end - position, left)

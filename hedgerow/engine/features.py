@@ -12,7 +12,7 @@ class FeatureRing:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._rows: torch.Tensor | None = None  # [capacity, width] float32, made with the first features
         self.start = self.end = 0  # positions held: start <= position < end
 
@@ -21,7 +21,7 @@ class FeatureRing:
 
         By NumPy: torch takes five times as long for a few rows.
         """
-        rows, capacity = features.shape[0], self._capacity
+        rows, capacity = features.shape[0], self.capacity
         if self._rows is None:
             self._rows = torch.empty(capacity, features.shape[1])
         held, given = self._rows.numpy(), features.numpy()
@@ -37,16 +37,21 @@ class FeatureRing:
         self.end += rows
         self.start = max(self.start, self.end - capacity)
 
-    def restart(self, position: int) -> None:
-        """Holds nothing; the next features are those of `position`."""
-        self.start = self.end = position
+    def skip(self, rows: int) -> None:
+        """The features of so many next positions are not known: what is held begins behind them."""
+        self.end += rows
+        self.start = self.end
+
+    def holds(self, position: int, rows: int) -> bool:
+        """Whether `read` would give them."""
+        return self.start <= position <= position + rows <= self.end
 
     def read(self, position: int, rows: int) -> torch.Tensor:
         """Features [rows, width] from `position` on. A view where it can be: valid until the next `put`."""
-        assert self.start <= position <= position + rows <= self.end, (self.start, position, rows, self.end)
+        assert self.holds(position, rows), (self.start, position, rows, self.end)
         if self._rows is None:
             return torch.empty(0, 0)
-        at = position % self._capacity
-        if at + rows <= self._capacity:
+        at = position % self.capacity
+        if at + rows <= self.capacity:
             return self._rows[at : at + rows]
-        return torch.cat([self._rows[at:], self._rows[: at + rows - self._capacity]])
+        return torch.cat([self._rows[at:], self._rows[: at + rows - self.capacity]])

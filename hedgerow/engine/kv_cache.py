@@ -21,6 +21,7 @@ class PagePool:
     def __init__(self, pages: int, page_size: int) -> None:
         self.pages, self.page_size = pages, page_size
         self._holders = [0] * pages
+        self._held = bytearray(pages)  # 1 where somebody holds the page: searched as bytes are, since a cache fills up
         self._free = pages
 
     @property
@@ -41,9 +42,13 @@ class PagePool:
             return None
         taken = self._run(pages) or tuple(self._scattered(pages))
         for page in taken:
-            self._holders[page] = 1
+            self._holders[page] = self._held[page] = 1
         self._free -= pages
         return taken
+
+    def holders(self, page: int) -> int:
+        """How many hold the page."""
+        return self._holders[page]
 
     def share(self, pages: Iterable[int]) -> None:
         """Adds a holder to each page. A free page cannot be shared: InvariantViolation."""
@@ -58,7 +63,9 @@ class PagePool:
             if self._holders[page] == 0:
                 raise InvariantViolation(f"page {page} is released but free", metadata={"page": page})
             self._holders[page] -= 1
-            self._free += self._holders[page] == 0
+            if not self._holders[page]:
+                self._held[page] = 0
+                self._free += 1
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Compares the counts with `held`, the pages of every holder; InvariantViolation names the first difference."""
@@ -72,7 +79,7 @@ class PagePool:
                     f"page {page} counts {counted} holders and has {real}",
                     metadata={"page": page, "counted": counted, "holders": real},
                 )
-        if self._free != expected.count(0):
+        if self._free != expected.count(0) or self._free != self._held.count(0):
             raise InvariantViolation(
                 f"{self._free} pages count as free and {expected.count(0)} are",
                 metadata={"counted": self._free, "free": expected.count(0)},
@@ -80,13 +87,11 @@ class PagePool:
 
     def _run(self, pages: int) -> tuple[int, ...] | None:
         """The first run of `pages` free neighbours."""
-        length = 0
-        for page, holders in enumerate(self._holders):
-            length = 0 if holders else length + 1
-            if length == pages:
-                return tuple(range(page + 1 - pages, page + 1))
-        return None
+        first = self._held.find(bytes(pages))
+        return tuple(range(first, first + pages)) if first >= 0 else None
 
     def _scattered(self, pages: int) -> Iterable[int]:
-        free = (page for page, holders in enumerate(self._holders) if not holders)
-        return [page for page, _ in zip(free, range(pages), strict=False)]
+        page = -1
+        for _ in range(pages):
+            page = self._held.find(0, page + 1)
+            yield page

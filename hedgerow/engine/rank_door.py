@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from hedgerow.engine.rank_channels import RemoteRank
 from hedgerow.engine.rank_process import BEAT
+from hedgerow.engine.rank_tls import Cipher, Context
 from hedgerow.engine.rank_wire import Claim, WireError, admit
 
 log = logging.getLogger(__name__)
@@ -49,15 +50,16 @@ class Split(NamedTuple):
 
 
 class Door:
-    """Bound when it is made. `address`: host:port; port 0 takes a free one. Raises OSError, ValueError."""
+    """Bound when it is made. `address`: host:port; port 0 takes a free one. `tls`: what is shown, and asked of who
+    comes; None: without. Raises OSError, ValueError."""
 
-    def __init__(self, address: str, secret: bytes, split: Split) -> None:
+    def __init__(self, address: str, secret: bytes, split: Split, tls: Context | None = None) -> None:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, int(port)), family=family, backlog=MOST_AT_ONCE)
         self._listening.setblocking(False)
-        self._secret, self._split = secret, split
+        self._secret, self._split, self._tls = secret, split, tls
         self._came: dict[int, RemoteRank] = {}
         self._turn, self._busy = threading.Lock(), threading.BoundedSemaphore(MOST_AT_ONCE)
         self._closed = False
@@ -112,8 +114,9 @@ class Door:
 
     def _admit(self, connection: socket.socket, peer: str) -> None:
         try:
-            wire, claim = admit(connection, self._secret, self._split.judge, PROOF_WITHIN)
-        except (WireError, ValueError) as error:
+            cipher = None if self._tls is None else Cipher(self._tls(), None)
+            wire, claim = admit(connection, self._secret, self._split.judge, PROOF_WITHIN, cipher)
+        except (OSError, ValueError) as error:
             log.warning("%s is not let into the group: %s", peer, error)
             connection.close()
             return

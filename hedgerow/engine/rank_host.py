@@ -26,6 +26,7 @@ from typing import NamedTuple
 from hedgerow.engine.rank_channels import start
 from hedgerow.engine.rank_door import PROOF_WITHIN, SPEAKS, Split
 from hedgerow.engine.rank_process import BEAT, BEAT_MESSAGE, LENGTH, Spec, pack
+from hedgerow.engine.rank_tls import Cipher, Context
 from hedgerow.engine.rank_wire import Sealed, WireError, knock, write_all
 
 log = logging.getLogger(__name__)
@@ -56,15 +57,17 @@ class Joins(NamedTuple):
     host: int
     split: Split
     address: str = ""  # of this host, for the other ranks; empty: the one that leads to the first host
+    tls: Context | None = None  # what is shown, and asked of the first host; None: without
 
     def connect(self, rank: int) -> Sealed:
         """Raises WireError where it is not let in, OSError where there is nobody."""
         name, _, port = self.leader.rpartition(":")
-        source = (self.address, 0) if self.address else None
-        connection = socket.create_connection((name.strip("[]"), int(port)), PROOF_WITHIN, source)
+        name, source = name.strip("[]"), (self.address, 0) if self.address else None
+        cipher = None if self.tls is None else Cipher(self.tls(), name)
+        connection = socket.create_connection((name, int(port)), PROOF_WITHIN, source)
         claim = {"speaks": SPEAKS, "ranks": self.split.ranks, "hosts": self.split.hosts, "host": self.host}
         try:
-            return knock(connection, self.secret, claim | {"rank": rank}, PROOF_WITHIN)
+            return knock(connection, self.secret, claim | {"rank": rank}, PROOF_WITHIN, cipher)
         except BaseException:
             connection.close()
             raise
@@ -190,7 +193,8 @@ class _Life:
         with selectors.DefaultSelector() as ready:
             ready.register(wire, selectors.EVENT_READ)
             while True:
-                for message in wire.read() if ready.select(BEAT) else ():
+                ready.select(BEAT)
+                for message in wire.read():  # it may have come with the verdict, where no selector sees it
                     heard = time.monotonic()
                     if message != BEAT_MESSAGE:
                         return message

@@ -158,6 +158,10 @@ def serve(spec: Spec, say: Callable[[str], None]) -> None:
         kind, number, *rest = message
         if kind == "cache":
             caches[number] = model.new_cache(*rest)
+        elif kind == "drop":
+            del caches[number]
+        elif kind == "tap":
+            model.tap(*rest)
         elif kind == "forward":
             model.forward([SequenceRows(*rows) for rows in rest[0]], caches[number])
         elif kind == "verify":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn, Protocol
@@ -11,7 +13,7 @@ import torch
 
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.config import K2Config
-from hedgerow.model.interface import Verified
+from hedgerow.model.interface import Verified, checked_taps
 from kernels.tree_accept import Walked, WalkRows
 
 
@@ -47,15 +49,28 @@ class GroupTarget:
         self.checkpoint_hash, self.kernel_law, self.architecture = (
             model.checkpoint_hash, model.kernel_law, model.architecture,
         )  # fmt: skip
-        self.feature_layers: tuple[int, ...] = model.feature_layers
         self.feature_width: int = model.feature_width
         self.shards: int = model.shards
-        self._caches = 0
+        self._caches, self._gone = 0, deque[int]()  # numbers given, and those of caches that nobody has any more
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.model.feature_layers  # type: ignore[no-any-return]
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """As `interface.Taps.tap`. Every rank: what is asked of the last layer decides which sums are made."""
+        checked = checked_taps(layers, self.feature_layers, self.config.num_hidden_layers)
+        self.group.tell("tap", 0, list(checked))
+        self.model.tap(checked)
 
     def new_cache(self, pages: int) -> GroupCache:
+        while self._gone:  # a finalizer runs in any thread, in the middle of a message too
+            self.group.tell("drop", self._gone.popleft())
         self._caches += 1
         self.group.tell("cache", self._caches, pages)
-        return GroupCache(self.model.new_cache(pages), self._caches, self.group)
+        cache = GroupCache(self.model.new_cache(pages), self._caches, self.group)
+        weakref.finalize(cache, self._gone.append, cache.number)
+        return cache
 
     def forward(self, rows: Sequence[SequenceRows], cache: GroupCache) -> ForwardOutput:
         self.group.tell("forward", cache.number, [plain(part) for part in rows])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.kv_cache import PagePool
+from hedgerow.engine.prefix_cache import PrefixCache
 from hedgerow.engine.sequence import AttachedSequence, Phase
 from hedgerow.engine.types import Finish
 
@@ -32,12 +33,12 @@ class Scheduler:
     """The running batch and the waiting queue. Not safe for use by several threads at once.
 
     Admission is in order (priority, then first come) and by the worst case: a sequence runs once `slots` of it fit
-    into pages that nobody holds. So a running sequence never waits for memory, and whoever is first in the queue gets
-    the next pages that are freed; nothing overtakes it.
+    into pages that no other one holds, or that it shares. So a running sequence never waits for memory, and whoever is
+    first in the queue gets the next pages that are freed; nothing overtakes it.
     """
 
     def __init__(self, config: EngineConfig, pool: PagePool) -> None:
-        self.config, self.pool = config, pool
+        self.config, self.pool, self.prefixes = config, pool, PrefixCache(config, pool)
         self.waiting: list[AttachedSequence] = []  # sorted by `order`
         self.running: list[AttachedSequence] = []
         self._pace = 1.0  # seconds between two ends of sequences, smoothed
@@ -68,8 +69,7 @@ class Scheduler:
             self._note_end(time.monotonic())
         else:
             self.waiting.remove(sequence)
-        self.pool.release(sequence.pages)
-        sequence.pages = ()
+        self.prefixes.release(sequence)
 
     def ready(self) -> bool:
         """Whether `schedule` would give any work."""
@@ -77,23 +77,24 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """Admits what fits, then the next step's work; decoding sequences first."""
+        self.prefixes.publish()
         while self._admissible():
             sequence = self.waiting.pop(0)
-            pages = self.pool.reserve(self.pool.pages_for(sequence.slots))
-            assert pages is not None, "admissible and not admitted"
-            sequence.admit(pages)
+            self.prefixes.admit(sequence)
             self.running.append(sequence)
+        self.prefixes.follow()
         decoding = [self._decode(s) for s in self.running if s.phase is Phase.DECODING and not self._held(s)]
         return decoding + self._chunks()
 
     def check(self) -> None:
         """InvariantViolation unless the pool's counts are those of the sequences here."""
-        self.pool.check(sequence.pages for sequence in self.running)
+        self.pool.check([*(sequence.pages for sequence in self.running), tuple(self.prefixes.pages)])
+        self.prefixes.check(self.running)
 
     def _admissible(self) -> bool:
-        return (
-            bool(self.waiting) and self.free_places > 0 and self.pool.pages_for(self.waiting[0].slots) <= self.pool.free
-        )
+        if not self.waiting or self.free_places <= 0:
+            return False
+        return self.prefixes.needed(self.waiting[0]) <= self.prefixes.available
 
     def _held(self, sequence: AttachedSequence) -> bool:
         """A store that does not acknowledge must not be buried: the sequence pauses, its pages stay."""

@@ -57,6 +57,8 @@ class AttachedSequence:
         self.committed = self.told = len(start.committed)
         self.cached = 0
         self.pages: tuple[int, ...] = ()
+        self.keys: tuple[bytes, ...] | None = None  # of its prompt's whole pages; None: not asked for yet
+        self.shared = self.found = 0  # leading pages that the prefix cache has too; prompt tokens that it had before
         self.features = FeatureRing(ring) if budget else None
         self.finish = Finish.NONE
         self._watch = StopWatch(start.sampling, vocabulary, eos)
@@ -162,7 +164,19 @@ class AttachedSequence:
         """As `keep` where the features never come here: the drafter has them."""
         self.cached += rows
         if self.features is not None:
-            self.features.restart(self.cached)
+            self.features.skip(rows)
+
+    def find(self, pages: Sequence[torch.Tensor | None], size: int) -> None:
+        """Takes the next pages of the prompt, `size` positions each, as final; with their features where known."""
+        self.cached += size * len(pages)
+        self.found += size * len(pages)
+        if (ring := self.features) is None:
+            return
+        for features in pages:
+            if features is None:
+                ring.skip(size)
+            else:
+                ring.put(features)
 
     def update(self, stats: StepStats | None = None, error: Exception | None = None) -> Update:
         """What to tell the owner: the output not told yet and, if the sequence has ended, how and at what cost."""
@@ -188,6 +202,7 @@ class AttachedSequence:
             error=error,
             timings=self.timings if timed else None,
             chunks=self._chunks.seen if timed else (),
+            cached_prompt_tokens=self.found if timed else 0,
             trace=self.start.trace,
         )
 
@@ -195,6 +210,7 @@ class AttachedSequence:
         return UsageCount(
             prompt_tokens=len(self.start.prompt),
             completion_tokens=len(self.output),
+            cached_prompt_tokens=self.found,
             steps=self.steps,
             draft_tokens=self.draft_tokens,
             accepted_draft_tokens=self.accepted_draft_tokens,

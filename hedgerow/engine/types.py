@@ -60,6 +60,7 @@ class Start:
     want_trees: bool = False
     owner: bytes = b""  # the gateway whose stream gets the updates
     trace: str = ""  # the id of its trace, for logs
+    tenant: str = ""  # whose prompts its own may share pages with
 
     @property
     def named(self) -> dict[str, str]:
@@ -184,6 +185,7 @@ class Update:
     error: Exception | None = None  # finish is ERROR
     timings: SequenceTimings | None = None  # with the first and the last; whole once the step's result is out
     chunks: Sequence[PrefillChunk] = ()  # of this attempt, with the timings
+    cached_prompt_tokens: int = 0  # with the timings: those that were not computed, since another prompt had them
     trace: str = ""  # its start's
 
 
@@ -206,13 +208,23 @@ class StepResult:
     timings: StepTimings
 
 
+class PrefixLoad(NamedTuple):
+    """What the prefix cache holds, and its counters since start."""
+
+    query_tokens: int = 0  # of prompts that were admitted
+    hit_tokens: int = 0  # those of them that were not computed
+    pages: int = 0  # kept, in use or not
+    feature_bytes: int = 0
+    reclaimed_pages: int = 0  # for sequences that needed them
+
+
 class EngineLoad(NamedTuple):
     """What routing, health and tests need to know; counters since start."""
 
     running: int
     waiting: int
     waiting_limit: int
-    free_pages: int
+    free_pages: int  # and those that only the prefix cache holds
     total_pages: int
     held_sequences: int
     steps: int
@@ -223,3 +235,4 @@ class EngineLoad(NamedTuple):
     rebuilt: int  # those that came with output and were computed again
     kept_ends: int  # sequences that have ended and are not acknowledged
     faults: int
+    prefixes: PrefixLoad = PrefixLoad()

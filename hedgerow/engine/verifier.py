@@ -112,7 +112,7 @@ class VerifierEngine:
             running=len(self.scheduler.running),
             waiting=self._inbox.waiting,
             waiting_limit=self.config.max_waiting,
-            free_pages=self.pool.free,
+            free_pages=self.scheduler.prefixes.available,
             total_pages=self.pool.pages,
             held_sequences=self._inbox.held,
             steps=self._step_id,
@@ -123,6 +123,7 @@ class VerifierEngine:
             rebuilt=self._rebuilt,
             kept_ends=len(self._kept),
             faults=self._faults,
+            prefixes=self.scheduler.prefixes.load(),
         )
 
     # The step, from one thread.
@@ -281,11 +282,7 @@ class VerifierEngine:
         self._updates += [s.update() for s in behind if s.told < len(s.output)]
 
     def _end(
-        self,
-        sequence: AttachedSequence,
-        finish: Finish,
-        stats: StepStats | None = None,
-        error: Exception | None = None,
+        self, sequence: AttachedSequence, finish: Finish, stats: StepStats | None = None, error: Exception | None = None
     ) -> None:
         """Frees all that the sequence holds; its last update goes out with the step's result."""
         sequence.finish = finish
@@ -308,3 +305,4 @@ class VerifierEngine:
         cause = error if isinstance(error, HedgerowError) else Internal(f"{type(error).__name__}: {error}")
         for sequence in list(self.scheduler.running):
             self._end(sequence, Finish.ERROR, error=cause)
+        self.scheduler.prefixes.clear()

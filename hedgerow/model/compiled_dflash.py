@@ -17,8 +17,9 @@ from hedgerow.model.compiled_pairs import pair_trees
 from hedgerow.model.compiled_trees import compiled_trees
 from hedgerow.model.dflash import check_append, rotary_tables
 from hedgerow.model.draft_config import DraftConfig
+from hedgerow.model.draft_tensors import borrow
 from hedgerow.model.fields import ConfigError
-from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
+from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.packing import PANEL, Packer, in_turn
 from hedgerow.model.selector import Selector
 from hedgerow.model.threads import ThreadChoice
@@ -214,11 +215,7 @@ class CompiledDFlash:
         self, checkpoint: Checkpoint, target_folder: Path, amplitude: float | None, projected: bool
     ) -> lib.DraftModel:
         c, p = self.config, self._packer
-        borrowed = load_embedding_and_head(target_folder)
-        if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
-            limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
-            file = checkpoint.folder / "config.json"
-            raise ConfigError(file, "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
+        borrowed = borrow(c, checkpoint, target_folder)
         self.target_head_hash = borrowed.hash
         embedding, narrow = p.table(borrowed.embedding)
         taps, group = c.convolution or (0, 0)

@@ -14,7 +14,8 @@ from hedgerow.model.fields import Fields
 from hedgerow.model.quantization import scheme
 
 # Every tensor of every layer and expert is looked for, by name: more than this is a mistake, and would take for ever.
-MOST_LAYERS, MOST_EXPERTS = 1000, 4096
+MOST_LAYERS, MOST_EXPERTS, MOST_OF_ALL_LAYERS = 1000, 4096, 1 << 17  # K2.6 has 61 layers of 384, 23,424 of them
+MOST_POSITIONS = 1 << 22  # the rotary tables have a row for each; K2.6 has 262,144
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,13 @@ class Rope:
         if kind != "yarn":
             raise inner.fail(key, "only 'default' and 'yarn' are supported")
         explicit = inner.get("attention_factor", float) if inner.values.get("attention_factor") is not None else None
+        for name, least in (("factor", 1.0), ("mscale", 0.0), ("mscale_all_dim", 0.0)):
+            if not inner.get(name, float, least) >= least:
+                raise inner.fail(name, f"must be at least {least:g}")
         return cls(
             theta,
             Yarn(
-                factor=inner.above(0, "factor"),
+                factor=inner.get("factor", float),
                 beta_fast=inner.above(0, "beta_fast", 32.0),
                 beta_slow=inner.above(0, "beta_slow", 1.0),
                 original=inner.size("original_max_position_embeddings"),
@@ -105,6 +109,7 @@ class K2Config:
     eos_token_ids: tuple[int, ...]  # config.json's and generation_config.json's together
     int4_experts: bool  # routed experts as compressed-tensors words; False: plain weights
     fp8: bool  # matrices may be FP8, with a scale for each block of 128 x 128
+    num_nextn_predict_layers: int = 0  # layers behind the others, which predict a token more: never read here
 
     @classmethod
     def from_folder(cls, folder: Path) -> K2Config:
@@ -132,16 +137,20 @@ class K2Config:
             qk_rope_head_dim=f.size("qk_rope_head_dim"),
             v_head_dim=f.size("v_head_dim"),
             rms_norm_eps=f.above(0, "rms_norm_eps"),
-            max_position_embeddings=f.size("max_position_embeddings"),
+            max_position_embeddings=f.size("max_position_embeddings", most=MOST_POSITIONS),
             rope=Rope.from_fields(f),
-            eos_token_ids=end_tokens(folder, top, f),
+            eos_token_ids=end_tokens(folder, top, f, f.size("vocab_size")),
             int4_experts=stored == "int4",
             fp8=stored == "fp8",
+            num_nextn_predict_layers=f.get("num_nextn_predict_layers", int, 0),
         )
         if config.first_k_dense_replace < 0:
             raise f.fail("first_k_dense_replace", "must be at least 0")
         if config.num_experts_per_tok > config.n_routed_experts:
             raise f.fail("num_experts_per_tok", f"at most n_routed_experts, {config.n_routed_experts}")
+        if config.n_routed_experts * config.num_hidden_layers > MOST_OF_ALL_LAYERS:
+            most = MOST_OF_ALL_LAYERS // config.num_hidden_layers
+            raise f.fail("n_routed_experts", f"at most {most} in each of {config.num_hidden_layers} layers")
         if config.qk_rope_head_dim % 2:
             raise f.fail("qk_rope_head_dim", "must be even")
         return config
@@ -172,10 +181,12 @@ def check_supported(f: Fields) -> None:
     f.must_be("rope_interleave", True, True)
 
 
-def end_tokens(folder: Path, top: Fields, text: Fields) -> tuple[int, ...]:
+def end_tokens(folder: Path, top: Fields, text: Fields, vocab: int) -> tuple[int, ...]:
     """Every end token that the checkpoint names: K2.5's config.json has another one than its chat template."""
-    found = {*top.integers("eos_token_id"), *text.integers("eos_token_id")}
-    generation = folder / "generation_config.json"
-    if generation.exists():
-        found |= set(Fields.read(generation).integers("eos_token_id"))
+    generation, found = folder / "generation_config.json", set[int]()
+    for f in (top, text, *([Fields.read(generation)] if generation.exists() else ())):
+        ids = f.integers("eos_token_id")
+        if any(not 0 <= token < vocab for token in ids):
+            raise f.fail("eos_token_id", f"within the vocabulary of {vocab}")
+        found |= set(ids)
     return tuple(sorted(found))

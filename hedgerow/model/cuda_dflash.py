@@ -12,21 +12,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from hedgerow.model.cuda_cache import Arena
 from hedgerow.model.cuda_draft_state import (
     LEAST_PAGES,
     CudaDraftState,
-    Floats,
     check_draft,
     fill_blocks,
     fill_features,
+    take_waiting,
 )
 from hedgerow.model.cuda_draft_step import DraftFields, DraftRoom, DraftShape, DraftStep, split_draft
 from hedgerow.model.cuda_draft_weights import DraftWeights
 from hedgerow.model.cuda_graph import Device, Kept, Recorded, inference, prepare_all
+from hedgerow.model.cuda_pairs import CudaSelector
 from hedgerow.model.cuda_plan import SEQUENCES, Ints, at_least
 from hedgerow.model.cuda_trees import NODES, CudaTrees, build, fill_trees, read_trees
 from hedgerow.model.cuda_weights import Reader
@@ -35,6 +35,7 @@ from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.proposer import FromLogits, Proposed
+from hedgerow.model.selector import Selector
 from kernels.gpu.follow import one_after_another
 from kernels.gpu.row_layout import PAGE
 from kernels.tree_build import PlainTree
@@ -72,8 +73,6 @@ class CudaDFlash:
             raise ConfigError(
                 folder / "config.json", "head_dim", c.head_dim, "a power of two from 16 on, on a CUDA device"
             )
-        if c.convolution is not None:
-            raise ConfigError(folder / "config.json", "conv_kernel_size", c.convolution.taps, "none, on a CUDA device")
         self.feature_layers, self.block_size, self.vocab_size = c.target_layer_ids, c.block_size, c.vocab_size
         self.feature_width = c.hidden_size if projected else c.feature_width
         self.checkpoint_hash = checkpoint_hash(folder)
@@ -86,6 +85,7 @@ class CudaDFlash:
         self._given = self.device.host_room(MOST_FEATURES, self.feature_width, of=torch.float32)
         self._trees = CudaTrees(c.block_size - 1, c.vocab_size, self.device)
         self._passes, self._grown = Kept(self._make), 0
+        self._selector: CudaSelector | None = None
         self._turn = threading.Lock()
         self._make_room(LEAST_SEQUENCES)
 
@@ -147,25 +147,39 @@ class CudaDFlash:
         positions: Sequence[int],
         budgets: Sequence[int],
         caps: Sequence[int],
+        pairs: bool = False,
     ) -> Proposed:
-        """`draft` and `trees` in one pass: one copy in, one launch, one wait."""
+        """`draft` and `trees` in one pass: one copy in, one launch, one wait. `pairs`: conditional trees, by what was
+        given to `select`."""
         if max(budgets) > NODES[-1]:
             return FromLogits(self).propose(states, anchors, positions, budgets, caps)
         check_draft(states, anchors, positions, self.config)
         with self._turn:
-            step = self._start(states, anchors, positions, at_least(max(budgets), NODES))
+            step = self._start(states, anchors, positions, at_least(max(budgets), NODES), pairs)
             fill_trees(step.asked.budgets, step.asked.caps, budgets, caps)
             step.launch()
             self.device.wait()
             return Proposed(read_trees(step.back[: len(states)]), time.perf_counter_ns())
 
+    def select(self, selector: Selector) -> None:
+        """What conditional trees go by; `prepare` records these then, and none of marginals."""
+        with self._turn:
+            self.device.wait()
+            self._selector = CudaSelector(selector, self.device.place, self.dtype)
+            self._passes.clear()
+
     def _start(
-        self, states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int], nodes: int
+        self,
+        states: Sequence[CudaDraftState],
+        anchors: Sequence[int],
+        positions: Sequence[int],
+        nodes: int,
+        pairs: bool = False,
     ) -> Pass:
         """A pass of these, filled."""
         self._flush(states, MOST_FEATURES)
         rows = self._gather(states)
-        step = self._pass(self._shape(rows, len(states), nodes))
+        step = self._pass(self._shape(rows, len(states), nodes, pairs))
         fill_features(step.asked, states, rows)
         fill_blocks(step.asked, states, anchors, positions)
         return step
@@ -199,7 +213,8 @@ class CudaDFlash:
             sizes = [size for size in SEQUENCES if size < sequences] + [at_least(sequences, SEQUENCES)]
             nodes = [n for n in NODES if n < each] + [at_least(min(each, NODES[-1]), NODES)]
             shapes = [self._shape([rows], 0, 0) for rows in FEATURES]
-            shapes += [self._shape([rows], q, n) for n in nodes for q in sizes for rows in (0, *FEATURES)]
+            pairs = self._selector is not None
+            shapes += [self._shape([rows], q, n, pairs) for n in nodes for q in sizes for rows in (0, *FEATURES)]
             self._pass(shapes[-1])  # makes room
             prepare_all("a draft", shapes, lambda shape: self._pass(shape).launch, self.device)
 
@@ -224,23 +239,9 @@ class CudaDFlash:
     def _gather(self, states: Sequence[CudaDraftState]) -> list[int]:
         """Puts waiting rows, at most a pass's, into `_given`; how many of each state."""
         self.device.wait()  # what was put there last may still be on its way
-        taken, parts, room = list[int](), list[Floats](), MOST_FEATURES
-        for state in states:
-            count = min(state.behind, room)
-            room -= count
-            taken.append(count)
-            while count:
-                rows = state.waiting.pop(0)
-                if len(rows) > count:
-                    state.waiting.insert(0, rows[count:])
-                    rows = rows[:count]
-                parts.append(rows)
-                count -= len(rows)
-        if parts:
-            np.concatenate(parts, out=self._given.numpy()[: MOST_FEATURES - room])
-        return taken
+        return take_waiting(states, self._given.numpy())
 
-    def _shape(self, rows: Sequence[int], sequences: int, nodes: int) -> DraftShape:
+    def _shape(self, rows: Sequence[int], sequences: int, nodes: int, pairs: bool = False) -> DraftShape:
         features = sum(rows)
         return DraftShape(
             at_least(features, FEATURES) if features else 0,
@@ -248,6 +249,7 @@ class CudaDFlash:
             self.config.block_size,
             self._most_pages,
             nodes,
+            pairs,
         )
 
     def _pool(self) -> torch.Tensor:
@@ -273,12 +275,20 @@ class CudaDFlash:
         asked.slot[:] = -1  # padding, until it is filled
         asked.tokens.reshape(-1, shape.block)[:, 1:] = self.config.mask_token_id
 
+        def build_pairs(out: torch.Tensor) -> None:
+            assert self._selector is not None
+            f, drafted = step.fields, room.drafted[: logits.shape[0] * logits.shape[1]]
+            anchors = f.tokens.view(shape.sequences, shape.block)[:, 0]
+            self._selector.build(room.normed, drafted, logits, anchors, f.budgets, f.caps, out)
+
         def launch() -> None:
             block.copy_(sent, non_blocking=True)
             room.came[: shape.features].copy_(given[: shape.features], non_blocking=True)
             with one_after_another() if shape.sequences > MOST_CLOSE else nullcontext():
                 step.run(self._pool())
-                if shape.nodes:
+                if shape.pairs:
+                    build_pairs(out)
+                elif shape.nodes:
                     build(logits, step.fields.budgets, step.fields.caps, out)
             if shape.nodes:
                 back.copy_(out, non_blocking=True)

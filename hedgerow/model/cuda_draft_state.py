@@ -54,6 +54,25 @@ def _give_all(arena: Arena, pages: list[int]) -> None:
     pages.clear()
 
 
+def take_waiting(states: Sequence[CudaDraftState], room: Floats) -> list[int]:
+    """Moves rows that wait, as many as go into `room`, there; how many of each state."""
+    taken, parts, left = list[int](), list[Floats](), len(room)
+    for state in states:
+        count = min(state.behind, left)
+        left -= count
+        taken.append(count)
+        while count:
+            rows = state.waiting.pop(0)
+            if len(rows) > count:
+                state.waiting.insert(0, rows[count:])
+                rows = rows[:count]
+            parts.append(rows)
+            count -= len(rows)
+    if parts:
+        np.concatenate(parts, out=room[: len(room) - left])
+    return taken
+
+
 def check_draft(
     states: Sequence[CudaDraftState], anchors: Sequence[int], positions: Sequence[int], c: DraftConfig
 ) -> None:

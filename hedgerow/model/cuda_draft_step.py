@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hedgerow.model.cuda_draft_weights import DraftWeights
+from hedgerow.model.cuda_convolution import ConvolutionRoom
+from hedgerow.model.cuda_draft_weights import CudaDraftLayer, DraftWeights
 from hedgerow.model.cuda_plan import Block, aligned
 from hedgerow.model.draft_config import DraftConfig
 from kernels.gpu.add_rmsnorm import add_rmsnorm
@@ -29,6 +30,7 @@ class DraftShape(NamedTuple):
     block: int
     pages: int  # of a sequence, at most
     nodes: int = 0  # of a tree, at most; 0: logits, and no trees
+    pairs: bool = False  # conditional trees
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -91,6 +93,7 @@ class DraftRoom:
         self.splits = room(max(most, default=0), of=floats)  # of contexts of up to `pages` pages
         self.gate_up = room(rows, 2 * c.intermediate_size, of=floats)
         self.act = room(rows, c.intermediate_size)
+        self.convolution = None if c.convolution is None else ConvolutionRoom(c, rows, device, dtype)
         self.logits = room(rows, c.vocab_size, of=floats)
         every = torch.arange(rows, dtype=torch.int32)
         self.every = every.to(device)
@@ -139,24 +142,40 @@ class DraftStep:
         n, eps = self.shape.sequences * self.shape.block, c.rms_norm_eps
         x, delta, normed, act = room.x[:n], room.delta[:n], room.normed[:n], room.act[:n]
         q, own, out, qkv, gate_up = room.q[:n], room.own[:n], room.out[:n], room.qkv[:n], room.gate_up[:n]
+        added = delta  # what the last half gave
         for number, layer in enumerate(w.layers):
             if number == 0:
                 add_rmsnorm(x, layer.input_norm, normed, eps, tokens=f.tokens, table=w.embedding)
             else:
-                add_rmsnorm(x, layer.input_norm, normed, eps, delta=delta)
-            linear(normed, layer.qkv, qkv)
+                add_rmsnorm(x, layer.input_norm, normed, eps, delta=added)
+            given, kernel = self.convolve(layer, 0, normed)
+            linear(given, layer.qkv, qkv)
             draft_rows(qkv, layer.qk_norm, eps, f.position, room.every[:n], w.cos, w.sin, q, own)
             window = c.windows[number]
-            given = q, own, pool[number], f.pages, f.start, f.end, f.anchor, out, window, c.causal[number]
+            read = q, own, pool[number], f.pages, f.start, f.end, f.anchor, out, window, c.causal[number]
             if c.max_position_embeddings > LONG and not (window and window <= SPLIT):
-                block_attention(*given, room.splits)
+                block_attention(*read, room.splits)
             else:
-                draft_attention(*given)
+                draft_attention(*read)
             linear(out.flatten(1), layer.o, delta)
-            add_rmsnorm(x, layer.mlp_norm, normed, eps, delta=delta)
-            linear(normed, layer.gate_up, gate_up)
+            added = self.convolved(layer, 0, delta, kernel)
+            add_rmsnorm(x, layer.mlp_norm, normed, eps, delta=added)
+            given, kernel = self.convolve(layer, 1, normed)
+            linear(given, layer.gate_up, gate_up)
             silu_mul(gate_up, act)
             linear(act, layer.down, delta)
-        add_rmsnorm(x, w.norm, normed, eps, delta=delta)
+            added = self.convolved(layer, 1, delta, kernel)
+        add_rmsnorm(x, w.norm, normed, eps, delta=added)
         drafted = self.shape.sequences * (self.shape.block - 1)
         linear(normed, w.head, room.logits[:drafted], room.drafted[:drafted])
+
+    def convolve(self, layer: CudaDraftLayer, half: int, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What goes into attention (0) or MLP (1), and the kernel for what comes out: y and none but in DFlash 2."""
+        room = self.room.convolution
+        return (y, None) if room is None else layer.convolutions[half].before(y, room)
+
+    def convolved(
+        self, layer: CudaDraftLayer, half: int, out: torch.Tensor, kernel: torch.Tensor | None
+    ) -> torch.Tensor:
+        room = self.room.convolution
+        return out if room is None or kernel is None else layer.convolutions[half].after(out, kernel, room)

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from hedgerow.model.cuda_convolution import CudaConvolution
 from hedgerow.model.cuda_weights import Reader
 from hedgerow.model.dflash import rotary_tables
 from hedgerow.model.draft_config import DraftConfig
-from hedgerow.model.fields import ConfigError
-from hedgerow.model.loader import load_embedding_and_head
+from hedgerow.model.draft_tensors import borrow
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class CudaDraftLayer:
     mlp_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    convolutions: tuple[CudaConvolution, ...] = ()  # DFlash 2: around attention and MLP
 
     @classmethod
     def load(cls, r: Reader, number: int, c: DraftConfig) -> CudaDraftLayer:
@@ -44,6 +45,7 @@ class CudaDraftLayer:
             mlp_norm=r.dense((base + "post_attention_layernorm.weight", (h,))),
             gate_up=r.dense(*((f"{base}mlp.{n}_proj.weight", (c.intermediate_size, h)) for n in ("gate", "up"))),
             down=r.dense((base + "mlp.down_proj.weight", (h, c.intermediate_size))),
+            convolutions=CudaConvolution.both(r, base, c),
         )
 
 
@@ -65,11 +67,7 @@ class DraftWeights(NamedTuple):
         cls, c: DraftConfig, r: Reader, target_folder: Path, amplitude: float | None, projected: bool
     ) -> tuple[DraftWeights, str]:
         """The weights, and the hash of the target's embedding and head. ConfigError where these do not fit."""
-        borrowed = load_embedding_and_head(target_folder, r.device)
-        if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
-            limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
-            file = r.checkpoint.folder / "config.json"
-            raise ConfigError(file, "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
+        borrowed = borrow(c, r.checkpoint, target_folder, r.device)
         cos, sin = (table[:, c.head_dim // 2 :].contiguous().to(r.device) for table in rotary_tables(c, amplitude))
         layers = [CudaDraftLayer.load(r, n, c) for n in range(c.num_hidden_layers)]
         keys = c.num_attention_heads * c.head_dim

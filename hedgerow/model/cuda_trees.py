@@ -11,7 +11,7 @@ import torch
 from hedgerow.model.cuda_graph import Device, Kept, Recorded
 from hedgerow.model.cuda_plan import SEQUENCES, Ints, aligned, at_least
 from kernels.gpu.topk_logprobs import topk_logprobs
-from kernels.gpu.tree_build import MOST_NODES, tree_build
+from kernels.gpu.tree_build import MOST_NODES, Trees, tree_build
 from kernels.tree_build import PlainTree, plain_trees
 
 NODES = (8, 16, 32, MOST_NODES)  # few sizes: each compiles four kernels where it is first used
@@ -80,7 +80,11 @@ def build(logits: torch.Tensor, budgets: torch.Tensor, caps: torch.Tensor, out: 
     """Trees of logits [S, L, V] into out [S, 3 nodes + 1], as `read_trees` reads them."""
     nodes = out.shape[1] // 3
     best = topk_logprobs(logits, nodes)
-    built = tree_build(best.logprobs, best.tokens, budgets, caps, nodes)
+    pack(tree_build(best.logprobs, best.tokens, budgets, caps, nodes), out)
+
+
+def pack(built: Trees, out: torch.Tensor) -> None:
+    """Trees of so many nodes into out [S, 3 nodes + 1]."""
     bits = built.logprobs.view(torch.int32)
     torch.cat([built.tokens, built.parents, bits, built.counts.unsqueeze(1)], 1, out=out)
 

@@ -15,8 +15,8 @@ import torch
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.draft_layer import DraftLayer
-from hedgerow.model.fields import ConfigError
-from hedgerow.model.loader import Checkpoint, checkpoint_hash, load_embedding_and_head
+from hedgerow.model.draft_tensors import borrow
+from hedgerow.model.loader import Checkpoint, checkpoint_hash
 from hedgerow.model.projection import FeatureProjection
 from kernels.block_attention import block_attention
 from kernels.linear import ANY_ROWS, column_blocks, wide_linear
@@ -107,10 +107,7 @@ class DFlashModel:
     ) -> None:
         c = self.config = DraftConfig.from_folder(folder)
         checkpoint = Checkpoint(folder)
-        borrowed = load_embedding_and_head(target_folder)
-        if borrowed.embedding.shape != (c.vocab_size, c.hidden_size):
-            limit = f"the target's vocabulary and hidden size, {tuple(borrowed.embedding.shape)}"
-            raise ConfigError(folder / "config.json", "vocab_size, hidden_size", (c.vocab_size, c.hidden_size), limit)
+        borrowed = borrow(c, checkpoint, target_folder)
         self.embedding, self.target_head_hash = borrowed.embedding.float(), borrowed.hash
         self.head = column_blocks(borrowed.head.float().T)
         self.feature_layers, self.block_size = c.target_layer_ids, c.block_size

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hedgerow.model.config import MOST_LAYERS, Rope
+from hedgerow.model.config import MOST_LAYERS, MOST_POSITIONS, Rope
 from hedgerow.model.fields import Fields
 
 LAYER_TYPES = ("sliding_attention", "full_attention")
@@ -75,7 +75,7 @@ class DraftConfig:
             head_dim=f.size("head_dim", max(1, f.size("hidden_size") // heads)),
             intermediate_size=f.size("intermediate_size"),
             rms_norm_eps=f.above(0, "rms_norm_eps"),
-            max_position_embeddings=f.size("max_position_embeddings"),
+            max_position_embeddings=f.size("max_position_embeddings", most=MOST_POSITIONS),
             vocab_size=f.size("vocab_size"),
             rope=Rope.from_fields(f),
             windows=windows,

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hedgerow import strict_json
-from hedgerow.errors import InvalidRequest
+from hedgerow.errors import InvalidRequest, printable
 
 T = TypeVar("T", int, float, bool, str)
 MOST = 100_000_000  # bytes of a JSON file; the index of a K2 checkpoint has 25 MB
+MOST_SIZE = 1 << 24  # of a width or a count, where nothing lower is said
 
 
 class ConfigError(InvalidRequest):
     """`field` of `file` has the value `value`, which breaks `limit`."""
 
     def __init__(self, file: Path, field: str, value: object, limit: str) -> None:
-        super().__init__(f"{file}: {field}", value, limit)
+        super().__init__(printable(f"{file}: {field}"), value, limit)
         self.file, self.name = file, field
 
 
@@ -76,12 +77,12 @@ class Fields:
             raise self.fail(name, "must be finite")
         return value
 
-    def size(self, name: str, default: int | None = None, most: int | None = None) -> int:
+    def size(self, name: str, default: int | None = None, most: int = MOST_SIZE) -> int:
         """A positive integer, at most `most`."""
         value = self.get(name, int, default)
         if value < 1:
             raise self.fail(name, "must be at least 1")
-        if most is not None and value > most:
+        if value > most:
             raise self.fail(name, f"must be at most {most}")
         return value
 

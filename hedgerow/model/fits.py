@@ -6,11 +6,13 @@ from pathlib import Path
 
 from hedgerow.model.config import K2Config, Rope
 from hedgerow.model.draft_config import DraftConfig
+from hedgerow.model.draft_tensors import check_tensors
 from hedgerow.model.fields import ConfigError
 
 
 def check_fit(folder: Path, target_folder: Path) -> None:
-    """ConfigError, with the drafter's value and the target's, for the first thing in which they disagree.
+    """ConfigError, with the drafter's value and the target's, for the first thing in which they disagree;
+    CheckpointError for a tensor of the drafter's that is not as its configuration says, or that there is no code for.
 
     A drafter for another model of the same shape passes: whoever runs both compares what they loaded, and features of
     the wrong layers show in the acceptance alone.
@@ -33,6 +35,7 @@ def check_fit(folder: Path, target_folder: Path) -> None:
         ends = f"no end token of the target's, {t.eos_token_ids}"
         raise ConfigError(file, "mask_token_id", c.mask_token_id, ends)
     check_rope(file, c.rope, t.rope)
+    check_tensors(folder, c)
 
 
 def check_rope(file: Path, ours: Rope, theirs: Rope) -> None:

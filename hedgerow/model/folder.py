@@ -14,6 +14,7 @@ from hedgerow.model.tensors import FP8, GROUP, WHOLE, Share, Wanted, tensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MASK_FILE = "mask_embedding.safetensors"  # of a drafter, beside what an index or the single file names
 NOT_TEXT = ("vision_tower.", "mm_projector.")
 NESTED = "language_model."
 
@@ -77,7 +78,7 @@ def weight_files(folder: Path, complain: Complain = refuse) -> dict[str, Path]:
     """Name of each tensor of the text model -> its file, from a published folder's index or its single file."""
     if not (folder / INDEX).exists():
         single = of_folder(folder, SINGLE)
-        return {name: single for name in read_header(single) if not name.startswith(NOT_TEXT)}
+        return beside(folder, {name: single for name in read_header(single) if not name.startswith(NOT_TEXT)})
     index = of_folder(folder, INDEX)
     names = Fields.read(index).inner("weight_map")
     if names is None or not all(isinstance(v, str) for v in names.values.values()):
@@ -95,11 +96,23 @@ def weight_files(folder: Path, complain: Complain = refuse) -> dict[str, Path]:
             found[name] = paths[file]
         except CheckpointError as fault:
             complain(fault)
+    return beside(folder, found)
+
+
+def beside(folder: Path, found: dict[str, Path]) -> dict[str, Path]:
+    """With what a drafter's index does not name. Raises CheckpointError where it is named elsewhere too."""
+    if not (folder / MASK_FILE).exists():
+        return found
+    file = of_folder(folder, MASK_FILE)
+    for name in read_header(file):
+        if found.setdefault(name, file) != file:
+            raise CheckpointError(file, name, f"only in {found[name].name}, as the index says", "here too")
     return found
 
 
 def faults(s: Stored, c: K2Config, ranks: int = 1) -> Iterator[CheckpointError]:
     """Everything that keeps the folder from being loaded by `ranks` ranks, as far as headers tell."""
+    yield from _layers_beyond(s, c)
     for wanted in tensors(c):
         entry = s.get(wanted.name)
         if wanted.name.endswith("_scale_inv"):
@@ -111,6 +124,18 @@ def faults(s: Stored, c: K2Config, ranks: int = 1) -> Iterator[CheckpointError]:
             yield CheckpointError(s.folder, full, f"a tensor of shape {list(wanted.shape)}", "missing")
             continue
         yield from _entry_faults(s, wanted, entry, ranks)
+
+
+def _layers_beyond(s: Stored, c: K2Config) -> Iterator[CheckpointError]:
+    """The first tensor of each layer that the configuration does not have: of half a model comes noise."""
+    base, held = f"{s.prefix}model.layers.", c.num_hidden_layers + c.num_nextn_predict_layers
+    seen = set[str]()
+    for name, entry in s.entries.items():
+        number = name.removeprefix(base).split(".", 1)[0] if name.startswith(base) else ""
+        if number.isdecimal() and number not in seen and (len(number) > 9 or int(number) >= held):
+            seen.add(number)
+            limit = f"no layer above {held - 1}, by num_hidden_layers of config.json"
+            yield CheckpointError(entry.file, name, limit, f"layer {number}")
 
 
 def _entry_faults(s: Stored, wanted: Wanted, entry: Entry, ranks: int) -> Iterator[CheckpointError]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from hedgerow import strict_json
-from hedgerow.errors import InvalidRequest
+from hedgerow.errors import InvalidRequest, printable
 
 MOST_HEADER = 100_000_000  # bytes, as in the format's own library; K2.6 in one file has 33 MB
 SIZES = {
@@ -29,7 +29,7 @@ class CheckpointError(InvalidRequest):
     """`tensor` of `file` is not what is needed; `tensor` is empty where the file itself is at fault."""
 
     def __init__(self, file: Path, tensor: str, expected: str, actual: object) -> None:
-        super().__init__(f"{file}: {tensor}" if tensor else str(file), actual, expected)
+        super().__init__(printable(f"{file}: {tensor}" if tensor else str(file)), actual, expected)
         self.file, self.tensor, self.expected, self.actual = file, tensor, expected, actual
 
 
@@ -61,7 +61,7 @@ def read_header(path: Path) -> dict[str, Entry]:
             if not 0 < length <= min(MOST_HEADER, size - 8):
                 limit = f"a safetensors header of at most {min(MOST_HEADER, max(size - 8, 0))} bytes"
                 raise CheckpointError(path, "", limit, f"one of {length} bytes, in a file of {size}")
-            pairs = strict_json.loads(file.read(length), Pairs)
+            pairs = strict_json.loads(file.read(length).decode(), Pairs)  # of bytes, UTF-16 would be taken too
     except OSError as error:
         raise CheckpointError(path, "", "a file that can be read", error.strerror) from None
     except ValueError as error:
@@ -97,6 +97,8 @@ def entries(path: Path, header: object, data: int, size: int) -> dict[str, Entry
 def one_entry(path: Path, name: str, value: object, data: int) -> Entry:
     """An entry that agrees with itself. Raises CheckpointError."""
     given = dict(value) if isinstance(value, Pairs) else {}
+    if isinstance(value, Pairs) and len(given) < len(value):
+        raise CheckpointError(path, name, "each field once", "one of them twice")
     dtype, shape, offsets = given.get("dtype"), given.get("shape"), given.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in SIZES:
         raise CheckpointError(path, name, f"a dtype, one of {', '.join(SIZES)}", dtype)
@@ -128,13 +130,22 @@ def regular_size(path: Path) -> int:
     return found.st_size
 
 
+def encodable(name: str) -> bool:
+    """Whether a file may be called that: JSON can spell half of a surrogate pair, which no file's name has."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def of_folder(folder: Path, name: str, tensor: str = "", said_in: Path | None = None) -> Path:
     """The file `name` of `folder`. Raises CheckpointError for a name or a link that leads out of it.
 
     A download cache keeps files beside its snapshots, `snapshots/REVISION/x` -> `blobs/HASH`: such a link is followed.
     """
     said_in = said_in or folder
-    if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
+    if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name or not encodable(name):
         raise CheckpointError(said_in, tensor, "a file of this folder", name)
     path = folder / name
     if not os.path.islink(path):

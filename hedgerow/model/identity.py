@@ -11,23 +11,34 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 from pathlib import Path
 
 from hedgerow.model.fields import ConfigError, Fields
 from hedgerow.model.folder import weight_files
 from hedgerow.model.headers import of_folder
 from hedgerow.model.manifest import CHUNK, Manifest, write_whole
+from hedgerow.model.reading import EVERY, EVERY_LOGGED, Meter, Watcher
 from hedgerow.model.tensors import Share
+
+log = logging.getLogger(__name__)
 
 KEPT = "hedgerow-hash.json"
 LARGE = 10**9  # bytes from which on it is kept
 State = list[list[object]]
 
 
-def checkpoint_hash(folder: Path) -> str:
+def metered(folder: Path, what: str, total: int, watcher: Watcher | None) -> Meter:
+    """Tells `watcher` of long reading, or the log if there is none."""
+    if watcher is not None:
+        return Meter(total, watcher, every=EVERY)
+    return Meter(total, lambda progress: log.info("%s %s: %s", what, folder, progress), every=EVERY_LOGGED)
+
+
+def checkpoint_hash(folder: Path, watcher: Watcher | None = None) -> str:
     """SHA-256 over config.json and the weight files, each with its name and length.
 
-    A converted folder has its source's, which it was made from bit by bit.
+    A converted folder has its source's, which it was made from bit by bit. `watcher`, or the log, hears how far it is.
     """
     manifest = Manifest.read(folder)
     if manifest is not None:
@@ -38,11 +49,13 @@ def checkpoint_hash(folder: Path) -> str:
     if known:
         return known
     digest = hashlib.sha256()
+    meter = metered(folder, "hashing", sum(path.stat().st_size for path in files), watcher)
     for path in files:
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             while chunk := file.read(CHUNK):
                 digest.update(chunk)
+                meter.add(len(chunk))
     keep(folder, files, before, digest.hexdigest())
     return digest.hexdigest()
 
@@ -57,7 +70,8 @@ def check_share(folder: Path, share: Share) -> None:
     files, note = [manifest.rank_file(folder, share)], f"hedgerow-checked-{share.rank:02d}.json"
     before, expected = state(files), hashlib.sha256(repr(manifest.files[share.rank]).encode()).hexdigest()
     if kept(folder, before, note) != expected:
-        manifest.compare(folder, share)
+        meter = metered(folder, f"comparing rank {share.rank} of", files[0].stat().st_size, None)
+        manifest.compare(folder, share, meter.add)
         keep(folder, files, before, expected, note)
 
 

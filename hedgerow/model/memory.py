@@ -2,8 +2,9 @@
 published shapes, before anything is read.
 
     weights(c, ranks)              bytes of one rank's tensors, in their published types
+    on_card(c, ranks)              bytes of them as the GPU engine keeps them
     token(c)                       bytes that one token takes in the latent cache, on every rank
-    tokens(c, ranks, card, extra)  how many fit beside the weights
+    tokens(c, ranks, card, extra)  how many fit beside the weights on a card
 
 Activations, CUDA graphs and the collectives' buffers come out of what `USABLE` leaves free.
 """
@@ -15,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hedgerow.model.config import K2Config
-from hedgerow.model.tensors import Wanted, tensors
+from hedgerow.model.tensors import FP8, Wanted, tensors
 
 USABLE = 0.92  # of a card's memory, for weights and cache
 SIZE_OF = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "F8_E4M3": 1}
@@ -43,6 +44,15 @@ def _bytes(wanted: Wanted, ranks: int) -> int:
     return math.prod(wanted.part(ranks)) * SIZE_OF[wanted.dtypes[0]]
 
 
+@lru_cache(maxsize=16)
+def on_card(c: K2Config, ranks: int) -> int:
+    """A rank's on a GPU, which keeps the stored types; dense matrices of FP8, which are no experts', become bfloat16,
+    and every rank has all of the embedding."""
+    dense = (w for w in tensors(c) if w.dtypes[0] == FP8 and ".experts." not in w.name)
+    others = 2 * c.vocab_size * c.hidden_size * (ranks - 1) // ranks
+    return weights(c, ranks) + sum(math.prod(wanted.part(ranks)) for wanted in dense) + others
+
+
 def token(c: K2Config) -> int:
     """Bytes that a token takes in the cache: the latent and the rotated key, in every layer."""
     return c.latent_width * c.num_hidden_layers * CACHE_SIZE
@@ -55,7 +65,7 @@ def tokens(c: K2Config, ranks: int, card: Card, extra: int = 0) -> int:
 
 def left(c: K2Config, ranks: int, card: Card) -> int:
     """Bytes of `USABLE` that the weights leave; negative where they do not fit."""
-    return int(card.memory * USABLE) - weights(c, ranks)
+    return int(card.memory * USABLE) - on_card(c, ranks)
 
 
 def table(c: K2Config, ranks: int = 8) -> list[str]:
@@ -65,7 +75,7 @@ def table(c: K2Config, ranks: int = 8) -> list[str]:
     for card in CARDS:
         most, beside = tokens(c, ranks, card), tokens(c, ranks, card, DRAFTER)
         cells = (
-            f"{ranks} x {card.name}", f"{card.memory / 1e9:.0f} GB", f"{weights(c, ranks) / 1e9:.1f} GB",
+            f"{ranks} x {card.name}", f"{card.memory / 1e9:.0f} GB", f"{on_card(c, ranks) / 1e9:.1f} GB",
             f"{left(c, ranks, card) / 1e9:.1f} GB", f"{most:,}", f"{most * 10 // c.max_position_embeddings / 10:.1f}",
             f"{beside:,}",
         )  # fmt: skip

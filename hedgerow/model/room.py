@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from pathlib import Path
 
 import torch
@@ -13,8 +12,8 @@ from hedgerow.model.config import K2Config
 from hedgerow.model.folder import parameters
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.interface import Target
-from hedgerow.model.memory import USABLE, weights
-from hedgerow.model.tensors import FP8, tensors
+from hedgerow.model.memory import USABLE, on_card, weights
+from hedgerow.model.tensors import tensors
 
 log = logging.getLogger(__name__)
 PAGE = 64  # tokens
@@ -36,7 +35,7 @@ def check_room(
         found, where = free_memory(), "memory"
     else:
         found, where = int(torch.cuda.mem_get_info(device)[0]), f"memory on {device}"
-        needed = device_bytes(c, ranks)
+        needed = on_card(c, ranks)
     if found is not None and needed > found:
         raise CheckpointError(
             folder, "", f"{needed / 1e9:.1f} GB of free {where}, for the weights alone", f"{found / 1e9:.1f} GB"
@@ -47,14 +46,6 @@ def cpu_bytes(c: K2Config, ranks: int = 1) -> int:
     """Of one rank. PyTorch on a CPU computes in float32, experts unpacked."""
     parts = (wanted._replace(shape=wanted.part(ranks)) for wanted in tensors(c))
     return 4 * sum(parameters(wanted, "I32" if wanted.dtypes == ("I32",) else "") for wanted in parts)
-
-
-def device_bytes(c: K2Config, ranks: int = 1) -> int:
-    """A rank's on a GPU, which keeps the stored types; dense matrices of FP8, which are no experts', become bfloat16,
-    and every rank has all of the embedding."""
-    dense = (w for w in tensors(c) if w.dtypes[0] == FP8 and ".experts." not in w.name)
-    others = 2 * c.vocab_size * c.hidden_size * (ranks - 1) // ranks
-    return weights(c, ranks) + sum(math.prod(wanted.part(ranks)) for wanted in dense) + others
 
 
 def page_bytes(c: K2Config, architecture: str) -> int:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from hedgerow.model.draft_config import DraftConfig, SelectorSize, selector_size
+from hedgerow.model.draft_tensors import selector_tensors
 from hedgerow.model.fields import Fields
 from hedgerow.model.interface import Draft
 from hedgerow.model.loader import Checkpoint
@@ -24,9 +25,9 @@ from hedgerow.model.proposer import OfModel, Proposed
 from kernels.tree_build import PlainTree, top_logprobs
 from kernels.tree_pairs import tree_pairs_heap
 
+Trees = Literal["auto", "conditional", "marginal"]
 BESIDE = "selector"  # a folder, of a drafter of the first kind
 DEVICE_NODES = (16, 63)  # sizes of trees on a GPU: each is a kernel of its own
-NAMES = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
 
 
 class Pairs(NamedTuple):
@@ -61,13 +62,8 @@ class Selector:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, config: DraftConfig, size: SelectorSize) -> Selector:
-        """The codebooks are published without, and saved by others with, `.weight`."""
-        parts = []
-        for name in NAMES:
-            shape = (size.rank, config.hidden_size) if name == NAMES[2] else (config.vocab_size, size.rank)
-            full = f"candidate_selector.{name}"
-            parts.append(checkpoint.weight(full if full in checkpoint else f"{full}.weight", *shape))
-        return cls(size, *parts)
+        wanted = selector_tensors(checkpoint.stored, config, size)
+        return cls(size, *(checkpoint.weight(one.name, *one.shape) for one in wanted))
 
     def to(self, device: torch.device) -> Selector:
         """In place."""
@@ -123,6 +119,23 @@ class BuildsPairs(Protocol):
     ) -> list[PlainTree]: ...
 
 
+@runtime_checkable
+class ProposesPairs(Protocol):
+    """A drafter whose pass goes on to conditional trees: the one on a GPU."""
+
+    def select(self, selector: Selector) -> None: ...
+
+    def propose(
+        self,
+        states: Sequence[Any],
+        anchors: Sequence[int],
+        positions: Sequence[int],
+        budgets: Sequence[int],
+        caps: Sequence[int],
+        pairs: bool = False,
+    ) -> Proposed: ...
+
+
 class FromPairs(OfModel):
     """A Proposer of conditional trees: each token's probability depends on the token before it."""
 
@@ -130,6 +143,9 @@ class FromPairs(OfModel):
         super().__init__(model)
         self.selector = selector
         self.builds = model if isinstance(model, BuildsPairs) else None
+        self.whole = model if isinstance(model, ProposesPairs) else None
+        if self.whole is not None:
+            self.whole.select(selector)
 
     def propose(
         self,
@@ -139,6 +155,8 @@ class FromPairs(OfModel):
         budgets: Sequence[int],
         caps: Sequence[int],
     ) -> Proposed:
+        if self.whole is not None and max(budgets) <= DEVICE_NODES[-1]:
+            return self.whole.propose(states, anchors, positions, budgets, caps, pairs=True)
         logits, hidden = self.model.draft_states(states, anchors, positions)
         forwarded = time.perf_counter_ns()
         if self.builds is not None:
@@ -153,6 +171,20 @@ class FromPairs(OfModel):
 
     def warm(self, sizes: Sequence[int]) -> None:
         """There is nothing to make."""
+
+
+def drafts(model: Draft, folder: Path, trees: Trees = "auto") -> Draft | FromPairs:
+    """What a drafter's engine drives: `model`, whose trees are of its marginals, or conditional ones by its selector.
+
+    "auto": conditional where `folder` has a selector and the engine has a form of its own of them. That pays: more
+    tokens of a second of processor in every setting that was measured. PyTorch's search is interpreted, which does not
+    pay with many sequences, and no card has measured its own form (`ProposesPairs`). Raises ConfigError and
+    CheckpointError.
+    """
+    if trees == "marginal" or (trees == "auto" and not isinstance(model, BuildsPairs)):
+        return model
+    selector = Selector.find(folder, model.config)
+    return model if selector is None else FromPairs(model, selector)
 
 
 def build(pairs: Pairs, budgets: Sequence[int]) -> list[PlainTree]:

@@ -12,14 +12,14 @@ that are open go on. Changed files that do not fit are named in the log, and the
 from __future__ import annotations
 
 import functools
-import os
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
-from hedgerow.certificates import Pem, Tls, Watched, hint
+from hedgerow.certificates import Pem, Tls, Watched, client_context, contexts, hint, server_context
 from hedgerow.errors import InvalidRequest
 from hedgerow.rpc import telemetry
 from hedgerow.rpc.config import ConfigError, variable_of
@@ -121,34 +121,37 @@ def http_context(files: Watched | None, client_certs: bool) -> ssl.SSLContext | 
     """For `asyncio.start_server`, with the files of the moment in each handshake; None: without TLS."""
     if files is None:
         return None
-    made: dict[int, ssl.SSLContext] = {}
-
-    def newest() -> ssl.SSLContext:
-        version, _ = files.current()
-        if version not in made:
-            made.clear()
-            made[version] = _http_context(files.tls, client_certs)
-        return made[version]
+    newest = contexts(files, lambda tls: server_context(tls, client_certs))
 
     def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        try:
-            connection.context = newest()
-        except OSError as error:  # the files changed once more, right now
-            log.warning("certificates cannot be read", why=str(error))
+        connection.context = newest()
 
-    context = _http_context(files.tls, client_certs)
+    context = server_context(files.tls, client_certs)
     context.sni_callback = choose  # called without a name, too
     return context
 
 
-def _http_context(tls: Tls, client_certs: bool) -> ssl.SSLContext:
-    assert tls.cert is not None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tls.cert, tls.key)
-    if client_certs:
-        assert tls.ca is not None
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(os.fspath(tls.ca))
+def mutual_contexts(config: TlsConfig, called: bool) -> Callable[[], ssl.SSLContext] | None:
+    """For connections of our own, not gRPC's, on which both ends show certificates: TLS 1.3. None: without TLS.
+
+    `called`: of the end that is called, which shows what the service's port does; else what peers are shown.
+    Raises ConfigError with the variable and the file.
+    """
+    if config.tls_cert is None:
+        return None
+    if config.tls_ca is None:
+        why = f"it must be set, because {variable_of('tls_cert')} is and hosts of a group show each other certificates"
+        raise ConfigError(variable_of("tls_ca"), "nothing", why)
+    if called:
+        files = _watched("tls_ca", "tls_cert", "tls_key", Tls(config.tls_ca, config.tls_cert, config.tls_key))
+        return contexts(files, lambda tls: _newest_version(server_context(tls)))
+    peers = peer_files(config)
+    assert peers is not None
+    return contexts(peers, lambda tls: _newest_version(client_context(tls)))
+
+
+def _newest_version(context: ssl.SSLContext) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
 
 

@@ -120,7 +120,7 @@ class AttachResponse(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[SequenceUpdate, _Mapping]]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
 
 class SequenceUpdate(_message.Message):
-    __slots__ = ("session_id", "epoch", "attempt", "offset", "tokens", "finish_reason", "matched_stop", "matched_token", "usage", "stats", "logprobs", "error", "key_split", "timings", "chunks")
+    __slots__ = ("session_id", "epoch", "attempt", "offset", "tokens", "finish_reason", "matched_stop", "matched_token", "usage", "stats", "logprobs", "error", "key_split", "timings", "chunks", "cached_prompt_tokens")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class SequenceUpdate(_message.Message):
     KEY_SPLIT_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     attempt: int
@@ -151,7 +152,8 @@ class SequenceUpdate(_message.Message):
     key_split: int
     timings: _common_pb2.Timings
     chunks: _containers.RepeatedCompositeFieldContainer[PrefillChunk]
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., stats: _Optional[_Union[_common_pb2.StepStats, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., key_split: _Optional[int] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[PrefillChunk, _Mapping]]] = ...) -> None: ...
+    cached_prompt_tokens: int
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., attempt: _Optional[int] = ..., offset: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., matched_token: _Optional[int] = ..., usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., stats: _Optional[_Union[_common_pb2.StepStats, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ..., error: _Optional[_Union[SequenceError, _Mapping]] = ..., key_split: _Optional[int] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[PrefillChunk, _Mapping]]] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillChunk(_message.Message):
     __slots__ = ("steps", "prompt_rows", "replayed_rows", "took_ns", "end_unix_ns")

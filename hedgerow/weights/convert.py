@@ -28,7 +28,7 @@ from hedgerow.model.reading import CHUNK, Files, Meter, Watcher
 from hedgerow.model.tensors import COLUMNS, Share
 from hedgerow.weights.journal import JOURNAL, LOCK, Journal, begun, plan_of
 from hedgerow.weights.order import ORDER, Piece, parts
-from hedgerow.weights.vocabulary import copy_files
+from hedgerow.weights.vocabulary import copy, small_files, vocabulary_faults
 from hedgerow.weights.writing import Shape, header
 
 Say = Callable[[str], None]
@@ -56,6 +56,9 @@ def convert(source: Path, target: Path, ranks: int, say: Say, watcher: Watcher |
     Share(0, ranks).check()
     config, checkpoint = K2Config.from_folder(source), Checkpoint(source, Share(0, ranks))
     checkpoint.check(config)
+    for fault in vocabulary_faults(source, config.vocab_size):
+        raise fault
+    small_files(source)
     work = conversion(source, target, ranks, config, checkpoint)
     target.mkdir(parents=True, exist_ok=True)
     with locked(target):
@@ -66,7 +69,7 @@ def convert(source: Path, target: Path, ranks: int, say: Say, watcher: Watcher |
         check_room(work, journal)
         if not journal.checkpoint_hash:
             say("hashing the source, for the fingerprint of whoever serves it")
-            journal = journal._replace(checkpoint_hash=checkpoint_hash(source))
+            journal = journal._replace(checkpoint_hash=checkpoint_hash(source, watcher))
             journal.write(target)
         if journal.done:
             say(f"going on after {len(journal.done)} of {len(work.bounds) - 1} parts")
@@ -210,8 +213,8 @@ def finish(work: Conversion, journal: Journal) -> Manifest:
     """The small files, then the manifest, then the journal is not needed any more."""
     if plan_of(work.source, ORDER, work.ranks) != journal.plan:
         raise CheckpointError(work.source, "", "the files that were there at the start", "changed; convert them anew")
-    shutil.copyfile(work.source / "config.json", work.target / "config.json")
-    copy_files(work.source, work.target)
+    for path in (work.source / "config.json", *small_files(work.source)):
+        copy(path, work.target)
     manifest = Manifest(
         journal.plan.order, work.ranks, journal.checkpoint_hash, file_sha256(work.target / "config.json"),
         journal.plan.source, tuple(rank_parts(work, journal, rank) for rank in range(work.ranks)),
@@ -240,7 +243,9 @@ def locked(folder: Path) -> Iterator[None]:
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise FileNotFoundError  # who held it has removed it meanwhile: the lock is of no file
+        except (BlockingIOError, FileNotFoundError):
             raise Unavailable(str(folder), "another conversion is writing it") from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # then there are no locks, and nothing to wait for

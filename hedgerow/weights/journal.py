@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.fields import Fields
@@ -64,5 +64,7 @@ def begun(folder: Path, plan: Plan) -> Journal | Manifest:
     if Plan(f.get("order", str), f.size("ranks"), sources(f)) != plan:
         limit = "a new folder: the conversion that was begun in this one is of other files, or for other ranks"
         raise InvalidRequest("TARGET", str(folder), limit)
-    done = tuple(tuple(str(s) for s in sums) for sums in f.values.get("done", ()))
-    return Journal(plan, f.get("checkpoint_hash", str), done)
+    done: Any = f.values.get("done")
+    if not isinstance(done, list) or not all(isinstance(sums, list) and len(sums) == plan.ranks for sums in done):
+        raise f.fail("done", f"lists of {plan.ranks} checksums")
+    return Journal(plan, f.get("checkpoint_hash", str), tuple(tuple(map(str, sums)) for sums in done))

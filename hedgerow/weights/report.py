@@ -13,22 +13,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hedgerow.errors import InvalidRequest
+from hedgerow.errors import InvalidRequest, printable
 from hedgerow.model.config import K2Config
 from hedgerow.model.draft_config import ARCHITECTURES, DraftConfig
+from hedgerow.model.draft_tensors import faults as draft_faults
 from hedgerow.model.fields import Fields
 from hedgerow.model.folder import Stored, divides, faults, parameters, stored
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.loader import Checkpoint, checkpoint_hash, share_bytes
 from hedgerow.model.manifest import Manifest
-from hedgerow.model.memory import CARDS, USABLE, token
+from hedgerow.model.memory import CARDS, USABLE, token, tokens
 from hedgerow.model.reading import Watcher
-from hedgerow.model.tensors import Share, last, layer, matrix, tensors
+from hedgerow.model.tensors import WHOLE, Share, last, layer, matrix, tensors
 from hedgerow.weights.convert import verify
+from hedgerow.weights.values import check_values
+from hedgerow.weights.vocabulary import vocabulary_faults
 
 RANKS = (1, 2, 4, 8, 16)
 MOST = 1000  # faults that are kept; all are counted
-NEEDED = ("tiktoken.model", "tokenizer_config.json")
 
 
 class Fault(NamedTuple):
@@ -45,7 +47,7 @@ class Need(NamedTuple):
 
     ranks: int
     weights: int  # bytes
-    cache: Mapping[str, int]  # card -> tokens beside the weights; 0: they do not fit
+    cache: Mapping[str, int]  # card -> tokens beside the weights as a GPU keeps them; 0: they do not fit
 
 
 @dataclass
@@ -100,24 +102,32 @@ def inspect(folder: Path, ranks: int | None = None) -> Report:
 def target(folder: Path, report: Report, ranks: int | None) -> None:
     c = K2Config.from_folder(folder)
     manifest = Manifest.read(folder)
-    if manifest is None:
-        found = stored(folder, complain=report.add)
-        shares = {n: share_bytes(found, Share(0, n)) for n in RANKS if shared(c, n)}
-    else:
-        found = stored(folder, Share(0, manifest.ranks))
-        for rank in range(1, manifest.ranks):
-            stored(folder, Share(rank, manifest.ranks))
-        shares = {manifest.ranks: share_bytes(found, Share(0, manifest.ranks))}
-    own_ranks = 1 if manifest is None else manifest.ranks
-    for fault in faults(found, c, ranks or own_ranks):
-        report.add(fault)
-    if manifest is not None and ranks not in (None, own_ranks):
-        report.add(CheckpointError(folder, "", f"files of {ranks} ranks", f"of {own_ranks}"))
+    files = [stored(folder, complain=report.add)] if manifest is None else list(rank_files(folder, manifest, report))
+    for found in files:
+        for fault in faults(found, c, ranks or 1 if manifest is None else manifest.ranks):
+            report.add(fault)
+    if manifest is not None and ranks not in (None, manifest.ranks):
+        report.add(CheckpointError(folder, "", f"files of {ranks} ranks", f"of {manifest.ranks}"))
+    for missing in vocabulary_faults(folder, c.vocab_size):
+        report.add(missing)
+    if not files:
+        return
+    found, counts = files[0], (n for n in RANKS if shared(c, n))
     report.kind = kind(c, found, manifest, generation(folder, c))
     report.told |= facts(c, found, manifest)
     report.bytes_per_token = token(c)
-    report.needs = [Need(n, size, cache(c, size)) for n, size in shares.items()]
-    beside(folder, c, report, found)
+    for n in counts if manifest is None else (manifest.ranks,):
+        report.needs.append(Need(n, share_bytes(found, Share(0, n)), cache(c, n)))
+    beside(c, report, found)
+
+
+def rank_files(folder: Path, manifest: Manifest, report: Report) -> Iterator[Stored]:
+    """A converted folder's, those that can be read."""
+    for rank in range(manifest.ranks):
+        try:
+            yield stored(folder, Share(rank, manifest.ranks))
+        except CheckpointError as fault:
+            report.add(fault)
 
 
 def shared(c: K2Config, ranks: int) -> bool:
@@ -127,9 +137,9 @@ def shared(c: K2Config, ranks: int) -> bool:
     return all(divides(w, ranks, "") for part in (ends, *(layer(c, n) for n in numbers)) for w in part)
 
 
-def cache(c: K2Config, weights: int) -> dict[str, int]:
+def cache(c: K2Config, ranks: int) -> dict[str, int]:
     """Tokens beside the weights, by card."""
-    return {card.name: max(0, int(card.memory * USABLE) - weights) // token(c) for card in CARDS}
+    return {card.name: tokens(c, ranks, card) for card in CARDS}
 
 
 def kind(c: K2Config, s: Stored, manifest: Manifest | None, generation: str) -> str:
@@ -176,11 +186,8 @@ def shown(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
 
 
-def beside(folder: Path, c: K2Config, report: Report, s: Stored) -> None:
-    """The tokenizer's files, and tensors that nothing reads."""
-    for name in NEEDED:
-        if not (folder / name).is_file():
-            report.add(CheckpointError(folder / name, "", "the tokenizer's file", "missing"))
+def beside(c: K2Config, report: Report, s: Stored) -> None:
+    """What is no fault, and may be one: no end, and tensors that nothing reads."""
     if not c.eos_token_ids:
         report.notes.append("neither config.json nor generation_config.json names an end token")
     known = {s.prefix + w.name for w in tensors(c)}
@@ -190,9 +197,11 @@ def beside(folder: Path, c: K2Config, report: Report, s: Stored) -> None:
 
 
 def drafter(folder: Path, report: Report) -> None:
-    """A DFlash folder; what its tensors must be depends on the target, and is compared when both are loaded."""
+    """A DFlash folder; whether it fits a target is compared when both are loaded."""
     c = DraftConfig.from_folder(folder)
     found = stored(folder, complain=report.add)
+    for fault in draft_faults(found, c):
+        report.add(fault)
     report.kind = "a DFlash drafter" if c.convolution is None else "a DFlash 2 drafter"
     size = sum(entry.bytes for entry in found.entries.values())
     windows = sum(window is not None for window in c.windows)
@@ -206,13 +215,18 @@ def drafter(folder: Path, report: Report) -> None:
 
 
 def read_all(folder: Path, report: Report, watcher: Watcher | None = None) -> None:
-    """Every byte: a converted folder's checksums; else what the experts' stored shapes say, and the folder's hash."""
+    """Every byte: a converted folder's checksums; else what the experts' stored shapes say, and the folder's hash; and
+    of both that every number is one."""
     try:
-        if Manifest.read(folder) is not None:
+        manifest = Manifest.read(folder)
+        if manifest is not None:
             verify(folder, watcher)
         elif report.needs:
             check_shapes(folder)
-        report.told["hash"] = checkpoint_hash(folder)
+        shares = [Share(rank, manifest.ranks) for rank in range(manifest.ranks)] if manifest else [WHOLE]
+        for fault in check_values([stored(folder, share) for share in shares], watcher):
+            report.add(fault)
+        report.told["hash"] = checkpoint_hash(folder, watcher)
     except InvalidRequest as error:
         report.add(error)
 
@@ -231,7 +245,11 @@ def check_shapes(folder: Path) -> None:
 
 
 def lines(report: Report, most: int = 20) -> Iterator[str]:
-    """The report for a person."""
+    """The report for a person; names of the folder's own choice steer no terminal."""
+    return map(printable, _lines(report, most))
+
+
+def _lines(report: Report, most: int) -> Iterator[str]:
     yield f"{report.folder}: {report.kind}"
     for name, text in report.told.items():
         yield f"  {name:<8}{text}"
@@ -242,6 +260,7 @@ def lines(report: Report, most: int = 20) -> Iterator[str]:
         yield f"  {need.ranks:<8}{shown(need.weights):>15}" + "".join(f"{cell:>21}" for cell in cells)
     if report.needs:
         yield f"  {'':<8}tokens of cache in {USABLE:.0%} of the card beside the weights, without a drafter; no: no fit"
+        yield f"  {'':<8}a GPU keeps all of the embedding too, and dense matrices of FP8 in bfloat16"
     for note in report.notes:
         yield f"  note    {note}"
     for fault in report.faults[:most]:

@@ -6,9 +6,15 @@ import base64
 import itertools
 import json
 import shutil
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from hedgerow.errors import InvalidRequest
+from hedgerow.model.fields import ConfigError, Fields
+from hedgerow.model.headers import CheckpointError, of_folder
+from hedgerow.model.manifest import named
+from hedgerow.small_files import read_small
 
 SPECIALS = 256
 # What a folder holds besides weights and code: copied as it is. Code (*.py) never is.
@@ -16,6 +22,7 @@ FILES = (
     "tiktoken.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
     "generation_config.json", "preprocessor_config.json", "LICENSE",
 )  # fmt: skip
+RANKS, ADDED = "tiktoken.model", "tokenizer_config.json"  # without these nothing is served
 # offset from the first special id -> text
 NAMED = {
     0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 3: "<|im_user|>", 4: "<|im_assistant|>", 6: "<|start_header_id|>",
@@ -56,15 +63,75 @@ def write_vocabulary(folder: Path, vocab: int, source: Path | None = None, think
     (folder / "tokenizer_config.json").write_text(json.dumps(told, indent=2) + "\n")
 
 
-def copy_files(source: Path, folder: Path, vocab: int | None = None) -> None:
+def copy_files(source: Path, folder: Path, vocab: int) -> None:
     """The tokenizer's and other small files of a folder. Raises InvalidRequest for another vocabulary than `vocab`."""
-    model = source / "tiktoken.model"
-    if vocab is not None:
-        if not model.is_file():
-            raise InvalidRequest("--tokenizer", str(source), "a folder with tiktoken.model")
-        found = sum(1 for line in model.read_bytes().splitlines() if line.strip()) + SPECIALS
-        if found != vocab:
-            raise InvalidRequest("--tokenizer", found, f"the vocabulary of {vocab}; see --vocab")
-    for name in FILES:
-        if (source / name).is_file() and not (folder / name).exists():
-            shutil.copyfile(source / name, folder / name)
+    model = source / RANKS
+    if not model.is_file():
+        raise InvalidRequest("--tokenizer", str(source), f"a folder with {RANKS}")
+    found = sum(1 for line in model.read_bytes().splitlines() if line.strip()) + SPECIALS
+    if found != vocab:
+        raise InvalidRequest("--tokenizer", found, f"the vocabulary of {vocab}; see --vocab")
+    for path in small_files(source):
+        if not (folder / path.name).exists():
+            copy(path, folder)
+
+
+def small_files(source: Path) -> list[Path]:
+    """Those of `FILES` that are there. Raises CheckpointError for one that is a link out of the folder: what it leads
+    to is not the folder's, and would be copied."""
+    return [path for name in FILES if (path := of_folder(source, name)).is_file()]
+
+
+def copy(path: Path, folder: Path) -> None:
+    """Aside and renamed: a copy that is there is a whole one. A full disk is said with the file."""
+    aside = folder / f"{path.name}.new"
+    with named(aside):
+        shutil.copyfile(path, aside)
+        aside.replace(folder / path.name)
+
+
+def vocabulary_faults(folder: Path, vocab: int) -> Iterator[InvalidRequest]:
+    """What keeps a gateway from tokenizing for a model of `vocab` tokens."""
+    missing = [name for name in (RANKS, ADDED) if not (folder / name).is_file()]
+    for name in missing:
+        yield CheckpointError(folder / name, "", "the tokenizer's file", "missing")
+    if RANKS not in missing:
+        yield from _rank_faults(folder / RANKS, vocab - SPECIALS)
+    if ADDED not in missing:
+        try:
+            yield from _added_faults(Fields.read(folder / ADDED), vocab)
+        except ConfigError as fault:
+            yield fault
+
+
+def _rank_faults(path: Path, count: int) -> Iterator[CheckpointError]:
+    try:
+        lines = read_small(path).splitlines()
+        ranks = {base64.b64decode(piece, validate=True): int(rank) for piece, rank in (line.split() for line in lines)}
+    except OSError as error:
+        yield CheckpointError(path, "", "a file that can be read", error.strerror)
+        return
+    except ValueError:
+        yield CheckpointError(path, "", "lines of base64 and rank", "another line")
+        return
+    if len(lines) != count:
+        yield CheckpointError(path, "", f"{count} ranks, {SPECIALS} below vocab_size", f"{len(lines)}")
+    if sorted(ranks.values()) != list(range(len(lines))):
+        yield CheckpointError(path, "", "ranks from 0 on, each piece once", "a gap, or one twice")
+    if not all(bytes([byte]) in ranks for byte in range(256)):
+        yield CheckpointError(path, "", "a rank for every single byte", "a byte without one")
+
+
+def _added_faults(f: Fields, vocab: int) -> Iterator[ConfigError]:
+    added, names = f.inner("added_tokens_decoder"), Counter[str]()
+    if added is None:
+        return
+    for number in added.values:
+        entry = added.inner(number)
+        if not number.isdecimal() or len(number) > 9 or not vocab - SPECIALS <= int(number) < vocab or entry is None:
+            yield added.fail(number, f"a token of the last {SPECIALS} of {vocab}")
+            continue
+        name, _ = entry.get("content", str), entry.get("special", bool)
+        names[name] += 1
+        if not name or names[name] > 1:
+            yield entry.fail("content", "a name of its own")

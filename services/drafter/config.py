@@ -30,11 +30,12 @@ class DrafterServiceConfig(ComputingConfig):
         },
     )
     trees: str = field(
-        default="marginal",
+        default="auto",
         metadata={
-            "choices": ("conditional", "marginal"),
+            "choices": ("auto", "conditional", "marginal"),
             "help": "of a DFlash model: by its selector, each token after the one before it, or by every position's "
-            "own probabilities; conditional trees bring more tokens a step and take longer to build",
+            "own probabilities; conditional trees bring more tokens a step and take longer to build; auto: conditional "
+            "where there is a selector and the compiled engine",
         },
     )
     yarn_amplitude: float | None = field(

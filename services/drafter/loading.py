@@ -13,7 +13,7 @@ from hedgerow.model.interface import Draft, Prepares
 from hedgerow.model.lookup import Lookup
 from hedgerow.model.proposer import Proposer
 from hedgerow.model.select import Engine, load_drafter
-from hedgerow.model.selector import FromPairs, Selector
+from hedgerow.model.selector import FromPairs, Trees, drafts
 from hedgerow.rpc.config import ConfigError, variable_of
 from services.drafter.config import DrafterServiceConfig
 
@@ -52,12 +52,11 @@ def dflash(config: DrafterServiceConfig, folder: Path) -> Made:
         amplitude=config.yarn_amplitude,
         projected=config.features == "projected",
     )
-    if isinstance(model, Prepares):  # so that no request waits for a compiler
-        model.prepare(config.max_sequences, config.max_budget)
-    conditional = config.trees == "conditional"
-    selector = Selector.find(folder, model.config) if conditional else None
-    if selector is None and conditional:
-        raise ConfigError(variable_of("trees"), "conditional", f"{folder} has no selector")
     card = AcceptanceCard.from_folder(folder, model.vocab_size)
-    drafts: Draft | Proposer = model if selector is None else FromPairs(model, selector)
-    return Made(folder.name, drafts, model, config.features, card, "marginal" if selector is None else "conditional")
+    made = drafts(model, folder, cast(Trees, config.trees))
+    if isinstance(model, Prepares):  # so that no request waits for a compiler; by now it knows of which trees
+        model.prepare(config.max_sequences, config.max_budget)
+    kind = "conditional" if isinstance(made, FromPairs) else "marginal"
+    if config.trees not in ("auto", kind):
+        raise ConfigError(variable_of("trees"), config.trees, f"{folder} has no selector")
+    return Made(folder.name, made, model, config.features, card, kind)

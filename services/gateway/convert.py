@@ -234,6 +234,7 @@ def step(message: engine.AttachResponse) -> tuple[list[m.Update], m.Timings]:
             stats(u.stats) if u.HasField("stats") else None,
             row(m.Timings, u.timings) if u.HasField("timings") else None,
             sequence_error(u.error) if u.HasField("error") else None, [row(m.Chunk, chunk) for chunk in u.chunks],
+            u.cached_prompt_tokens,
         )
         for u in message.updates
     ]  # fmt: skip

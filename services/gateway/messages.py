@@ -128,6 +128,7 @@ class Update(NamedTuple):
     timings: Timings | None = None  # of the session, with the last update
     error: HedgerowError | None = None
     chunks: Sequence[Chunk] = ()  # with the timings
+    cached_prompt_tokens: int = 0  # with the timings
 
 
 class End(NamedTuple):

@@ -23,6 +23,7 @@ from typing import Any
 
 from hedgerow import strict_json
 from hedgerow.errors import InvalidRequest, Unavailable
+from hedgerow.small_files import read_small
 from services.gateway.declarations import Inexpressible, typescript
 from services.gateway.history import checked
 from services.gateway.members import FOLDER
@@ -55,7 +56,7 @@ class FolderTemplate:
         """`chat_template.jinja`, or the key `chat_template` of `tokenizer_config.json`. Raises TokenizerError."""
         path = folder / "chat_template.jinja"
         try:
-            source: Any = path.read_bytes().decode() if path.exists() else None
+            source: Any = read_small(path).decode() if path.exists() else None
         except (OSError, UnicodeDecodeError) as error:
             raise TokenizerError(path, f"no text: {error}") from error
         if source is None:

@@ -94,7 +94,7 @@ class Session:
         self.appended_ns = 0  # when the last append left
         self.commit_ns = -1  # how long the last answer took; -1: it was to none of what is here
         self._unacked: deque[_Unacked] = deque()
-        self._steps = self._draft_tokens = self._accepted = 0
+        self._steps = self._draft_tokens = self._accepted = self._cached = 0
         self.step = 0  # of the verifier that spoke last
 
     @classmethod
@@ -103,7 +103,7 @@ class Session:
         session, spent = cls(stored.record, epoch, options), stored.state.usage
         session._begun, session.notes = 0, list(stored.notes)
         session._steps, session._draft_tokens = spent.steps, spent.draft_tokens
-        session._accepted = spent.accepted_draft_tokens
+        session._accepted, session._cached = spent.accepted_draft_tokens, spent.cached_prompt_tokens
         session.tokens.extend(stored.tokens)
         session.acked = session.told = len(session.tokens)
         session.digest = session.acked_digest = stored.state.digest
@@ -134,11 +134,13 @@ class Session:
         if not fresh and not update.finish:
             return None
         self._count(update.stats, bool(fresh))
+        if (first := (self.epoch, self.attempt) == (self._begun, 1)) and update.cached_prompt_tokens:
+            self._cached = update.cached_prompt_tokens  # later attempts compute again what was paid for
         self.error, self.timings = update.error, update.timings
         end = None
         if update.finish:
             # A verifier counts from its own attach on; over several attempts only what gateways count is whole.
-            told = update.usage if (self.epoch, self.attempt) == (self._begun, 1) else None
+            told = update.usage if first else None
             usage = told or self.usage(len(self.tokens) + len(fresh))
             end = End(update.finish, usage, update.matched_stop, update.matched_token)
         stats = update.stats if self.options.return_steps and fresh else None
@@ -234,7 +236,7 @@ class Session:
     def usage(self, completion_tokens: int) -> Usage:
         """What the session cost, here and at the gateways before, as far as those told the store."""
         prompt = len(self.record.prompt)
-        return Usage(prompt, completion_tokens, 0, self._steps, self._draft_tokens, self._accepted)
+        return Usage(prompt, completion_tokens, self._cached, self._steps, self._draft_tokens, self._accepted)
 
     def wake(self) -> None:
         """Tell the readers that there may be something."""

@@ -141,7 +141,7 @@ class Spans(Watcher):
             end = timings.step_end_unix_ns
             attempt.first = end if attempt.begun <= end <= now else now
         attempt.last = now
-        attempt.timings, attempt.chunks = update.timings or attempt.timings, update.chunks or attempt.chunks
+        attempt.take(update)
         if update.stats is not None:
             attempt.steps.add(now, update.stats, timings)
         if update.finish:
@@ -150,8 +150,8 @@ class Spans(Watcher):
     def last_word(self, update: Update) -> None:
         attempt = self._waiting.get((update.session_id, update.epoch, update.attempt))
         if attempt is not None:
-            attempt.last, attempt.timings = self._clock(), update.timings or attempt.timings
-            attempt.chunks = update.chunks or attempt.chunks
+            attempt.last = self._clock()
+            attempt.take(update)
             self._heard(attempt)
 
     def committed(self, session: Session) -> None:

@@ -17,6 +17,7 @@ import tiktoken
 
 from hedgerow import strict_json
 from hedgerow.errors import HedgerowError
+from hedgerow.small_files import read_small
 
 SPECIAL_TOKENS = 256
 # Words are cut as o200k cuts them, but runs of Han characters stand alone; classes intersect (fancy-regex's `&&`).
@@ -108,7 +109,7 @@ def _cut(text: str) -> Iterator[str]:
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_small(path).splitlines()
         ranks = {base64.b64decode(piece, validate=True): int(rank) for piece, rank in (line.split() for line in lines)}
     except OSError as error:
         raise TokenizerError(path, error.strerror or str(error)) from error
@@ -144,7 +145,7 @@ def _read_added(path: Path, ranks: int) -> tuple[dict[int, str], frozenset[int]]
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model folder. Raises TokenizerError."""
     try:
-        value = strict_json.loads(path.read_bytes())
+        value = strict_json.loads(read_small(path))
     except OSError as error:
         raise TokenizerError(path, error.strerror or str(error)) from error
     except ValueError as error:

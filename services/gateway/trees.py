@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hedgerow.rpc import tracing
-from services.gateway.messages import Chunk, Timings
+from services.gateway.messages import Chunk, Timings, Update
 from services.gateway.session import Session
 from services.gateway.types import Trace
 from services.gateway.windows import Windows
@@ -27,7 +27,13 @@ class Attempt:
     error: str | None = None
     timings: Timings | None = None
     chunks: Sequence[Chunk] = ()
+    cached: int = 0  # prompt tokens that the verifier had already
     steps: Windows = field(default_factory=Windows)
+
+    def take(self, update: Update) -> None:
+        """What the verifier tells with the first and the last of its updates."""
+        self.timings, self.chunks = update.timings or self.timings, update.chunks or self.chunks
+        self.cached = update.cached_prompt_tokens or self.cached
 
 
 class Tree:
@@ -94,7 +100,8 @@ class Tree:
         admitted = min(a.begun + a.timings.queue_ns, first) if a.timings else a.begun
         if a.timings:
             tracing.told("queue", (a.begun, admitted), parent)
-        prefill = tracing.begin("prefill" if a.timings else "queue and prefill", parent, start_ns=admitted)
+        name, found = "prefill" if a.timings else "queue and prefill", {"hedgerow.cached_prompt_tokens": a.cached}
+        prefill = tracing.begin(name, parent, start_ns=admitted, attributes=found)
         _tell_chunks(prefill, a, admitted, first)
         tracing.end(prefill, end_ns=first)
         if a.first:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 
 from hedgerow.errors import Unavailable
+from hedgerow.rpc.logs import bind
 from hedgerow.rpc.streams import until
 from hedgerow.rpc.trace_export import LINKS
 from hedgerow.v1 import kvstore_pb2 as pb
@@ -107,6 +108,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         async with aclosing(until(self.draining, requests)) as messages:
             async for request in messages:
                 entries = convert.entries(request, self.config)
+                bind(**spans.named([each.traceparent for each in request.traces]))
                 begun = time.perf_counter()
                 answers = await self.store.append(entries)
                 took = time.perf_counter() - begun

@@ -12,6 +12,14 @@ from collections.abc import Sequence
 from hedgerow.rpc import tracing
 from services.kvstore.records import Answer, Entry, Status
 
+NAMED = 32  # traces in one line of the log
+
+
+def named(requests: Sequence[str]) -> dict[str, object]:
+    """For the log lines of a message: the traces of those requests in it that its gateway named, by traceparents."""
+    known = [tracing.trace_id(each) for each in requests[:NAMED]]
+    return {"trace": known[0] if len(known) == 1 else "", "traces": known if len(known) > 1 else ""}
+
 
 def appended(requests: Sequence[str], entries: Sequence[Entry], answers: Sequence[Answer], seconds: float) -> None:
     """A message was answered just now, after so long; `requests` are traceparents."""

@@ -81,10 +81,18 @@ class VerifierServiceConfig(ComputingConfig):
         },
     )
     group_listen: str | None = field(
-        default=None, metadata={"help": "host:port at which the first host of several lets the others in"}
+        default=None,
+        metadata={
+            "help": "host:port at which the first host of several lets the others in; mutual TLS where tls_cert is "
+            "given"
+        },
     )
     group_leader: str | None = field(
-        default=None, metadata={"help": "host:port by which the others reach it; the first one takes no notice"}
+        default=None,
+        metadata={
+            "help": "host:port by which the others reach it, for which its certificate must be; the first one takes no "
+            "notice"
+        },
     )
     group_address: str | None = field(
         default=None,
@@ -108,6 +116,23 @@ class VerifierServiceConfig(ComputingConfig):
             "min": 1,
             "max": 1 << 31,
             "help": "pages of the latent cache, 64 tokens each; empty: by the other limits and by free memory",
+        },
+    )
+    prefix_cache: str = field(
+        default="tenant",
+        metadata={
+            "choices": ("tenant", "shared", "off"),  # the engine's SHARING, which is not imported: it loads torch
+            "help": "whose prompts share what was computed of them, where they begin alike: those of one tenant, of "
+            "all tenants, or nobody's",
+        },
+    )
+    prefix_feature_bytes: int = field(
+        default=1 << 28,
+        metadata={
+            "min": 0,
+            "max": 1 << 40,
+            "help": "bytes of features kept with it, for the drafter; a prompt whose features are gone is drafted from "
+            "less context, with the same tokens",
         },
     )
     prefill_rows: int = field(default=256, metadata={"min": 1, "max": 65536, "help": "prompt rows in one step"})

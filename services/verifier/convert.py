@@ -68,6 +68,7 @@ def start_from(message: verifier_pb2.StartSequence, owner: bytes, max_budget: in
         want_trees=message.return_trees,
         owner=owner,
         trace=tracing.trace_id(message.trace.traceparent),
+        tenant=message.tenant,
     )
 
 
@@ -128,6 +129,7 @@ def update_to(update: Update) -> verifier_pb2.SequenceUpdate:
         message.error.CopyFrom(error_to(update.error))
     if update.timings is not None:
         message.timings.CopyFrom(common_pb2.Timings(**vars(update.timings)))
+    message.cached_prompt_tokens = update.cached_prompt_tokens
     message.chunks.extend(verifier_pb2.PrefillChunk(**chunk._asdict()) for chunk in update.chunks)
     return message
 

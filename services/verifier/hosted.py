@@ -22,6 +22,7 @@ from hedgerow.model.devices import Device
 from hedgerow.model.fed import fed_steps
 from hedgerow.model.interface import Draft, Prepares, Target, waited
 from hedgerow.model.select import Engine, load_drafter
+from hedgerow.model.selector import drafts
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.logs import get_log
 from services.verifier.agreement import Described, check
@@ -91,7 +92,7 @@ class HostedDrafter(LocalDrafter):
 def load_hosted(config: VerifierServiceConfig) -> HostedDrafter:
     """Reads the drafter's checkpoint. Blocks; raises HedgerowError with file and field, ConfigError with the variable.
 
-    DFlash alone, of hidden states, with the trees of its marginals.
+    DFlash alone, of hidden states, with the trees that a process of its own makes by default.
     """
     if config.drafter_path is None:
         raise ConfigError(variable_of("drafter_path"), "nothing", "it must be set where drafter is in-process")
@@ -103,8 +104,10 @@ def load_hosted(config: VerifierServiceConfig) -> HostedDrafter:
     card = AcceptanceCard.from_folder(config.drafter_path, model.vocab_size)
     if isinstance(model, Prepares):  # so that no request waits for a compiler
         model.prepare(limits.max_sequences, limits.max_budget)
-    engine = DrafterEngine(model, limits)
-    return HostedDrafter(engine, _described(model, limits, card), waited=lambda: waited(model), model=model)
+    driven = drafts(model, config.drafter_path)
+    alone = model if driven is model else None  # steps that feed each other have trees of marginals
+    engine = DrafterEngine(driven, limits)
+    return HostedDrafter(engine, _described(model, limits, card), waited=lambda: waited(model), model=alone)
 
 
 def feed(engine: VerifierEngine, model: Target, hosted: HostedDrafter) -> bool:

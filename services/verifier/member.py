@@ -21,6 +21,7 @@ from hedgerow.rpc.ending import calls_until
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import serve
+from hedgerow.rpc.tls import mutual_contexts
 from hedgerow.rpc.work import serve_while
 from services.verifier.config import VerifierServiceConfig
 
@@ -33,8 +34,9 @@ async def run(config: VerifierServiceConfig, split: Split) -> None:
     check_room(config.model_path, K2Config.from_folder(config.model_path), here=split.each, ranks=split.ranks)
     assert config.group_leader is not None
     joins = Joins(
-        config.group_leader, config.group_secret.encode(), config.group_host, split, config.group_address or ""
-    )
+        config.group_leader, config.group_secret.encode(), config.group_host, split, config.group_address or "",
+        mutual_contexts(config, called=False),
+    )  # fmt: skip
     threads = max(1, config.threads_used // split.each)
     host, over = RankHost(joins, config.model_path, threads, usable()), asyncio.Event()
 

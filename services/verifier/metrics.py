@@ -86,12 +86,23 @@ def watch_engine(load: Callable[[], EngineLoad]) -> None:
         "adoptions": ("Attachments that went on with a sequence that was here.", lambda now: now.adopted),
         "rebuilds": ("Attachments whose output was replayed.", lambda now: now.rebuilt),
         "faults": ("Steps that failed.", lambda now: now.faults),
+        "prefix_query_tokens": (
+            "Tokens of prompts that were looked up in the prefix cache.",
+            lambda now: now.prefixes.query_tokens,
+        ),
+        "prefix_hit_tokens": ("Those that were found there.", lambda now: now.prefixes.hit_tokens),
+        "prefix_reclaimed_pages": (
+            "Pages that the prefix cache gave back.",
+            lambda now: now.prefixes.reclaimed_pages,
+        ),
     }
     gauges: Mapping[str, tuple[str, Callable[[EngineLoad], float]]] = {
         "running_sequences": ("Sequences in the running batch.", lambda now: now.running),
         "waiting_sequences": ("Sequences that wait for a place.", lambda now: now.waiting),
         "kept_ends": ("Ended sequences whose last tokens are not acknowledged.", lambda now: now.kept_ends),
-        "cache_free_pages": ("Pages of the cache that nobody holds.", lambda now: now.free_pages),
+        "cache_free_pages": ("Pages of the cache that no sequence holds.", lambda now: now.free_pages),
+        "prefix_pages": ("Pages that the prefix cache keeps, in use or not.", lambda now: now.prefixes.pages),
+        "prefix_feature_bytes": ("Bytes of features that it keeps.", lambda now: now.prefixes.feature_bytes),
         "cache_pages": ("Pages of the cache.", lambda now: now.total_pages),
         "waiting_limit": ("Sequences that may wait for a place.", lambda now: now.waiting_limit),
     }

@@ -7,7 +7,8 @@ one above. Nobody has to know how well it drafts: where a neighbour is better, t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,6 +29,7 @@ TEXTS = (
     b"import json\nimport os\n\n\ndef read_settings(path):\n    if not os.path.exists(path):\n        return {}\n",
 )
 WRITTEN = 64  # tokens after each
+MOST_SECONDS = 30.0  # of the target's passes, all together
 MOST_CHAIN = 7
 CHUNK = 32  # feature rows of one message; those of Kimi's drafters are 172 KB each
 FIRST_STEP = FIRST_SEQUENCE = 1 << 62  # numbers that no step and no sequence of the engine has
@@ -66,32 +68,60 @@ def shifts(layers: Sequence[int], depth: int) -> list[int]:
     return [0, *(by for by in (-1, 1) if layers and min(layers) + by >= 0 and max(layers) + by < depth)]
 
 
-@torch.inference_mode()
-def write(model: Target, reads: Reads, vocabulary: Sequence[bytes]) -> list[Text]:
-    """Lets the target write, between two of its steps. Empty where its layers cannot be changed or have no neighbour.
+def write(model: Target, reads: Reads, vocabulary: Sequence[bytes], seconds: float = MOST_SECONDS) -> list[Text]:
+    """`writing`, at once and as far as it gets."""
+    found: list[Text] = []
+    for _ in writing(found, model, reads, vocabulary, seconds):
+        pass
+    return found
 
-    Takes as long as some 250 steps of one row and a few of a prompt.
+
+@torch.inference_mode()
+def writing(
+    found: list[Text],
+    model: Target,
+    reads: Reads,
+    vocabulary: Sequence[bytes],
+    seconds: float = MOST_SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[None]:
+    """Lets the target write, and adds to `found` every text that is whole: one pass a turn, so that its steps go on
+    between two. None that would begin when all passes have taken `seconds` is begun. Nothing where its layers cannot be
+    changed or have no neighbour.
     """
     layers = tuple(model.feature_layers)
     wanted = shifts(layers, model.config.num_hidden_layers)
     if not isinstance(model, Taps) or not isinstance(reads, OfFeatures) or len(wanted) == 1:
-        return []
+        return
     by_piece = {piece: token for token, piece in reversed(list(enumerate(vocabulary))) if piece}
-    cache, texts = model.new_cache(-(-(max(map(len, TEXTS)) + WRITTEN) // PAGE)), []
+    cache, left = model.new_cache(-(-(max(map(len, TEXTS)) + WRITTEN) // PAGE)), seconds
     room = model.config.max_position_embeddings
-    for text in TEXTS:
+
+    def one(text: bytes) -> Iterator[None]:
         prompt = encoded(text, by_piece)
-        if prompt and len(prompt) + WRITTEN <= room:
-            texts.append((prompt, continued(model, cache, prompt)))
-    found: list[dict[int, torch.Tensor]] = [{} for _ in texts]
-    try:
+        if not prompt or len(prompt) + WRITTEN > room:
+            return
+        tokens, features = list[int](), dict[int, torch.Tensor]()
+        for token in continued(model, cache, prompt):
+            tokens.append(token)
+            yield
         for by in wanted:
             model.tap([layer + by for layer in layers])
-            for (prompt, tokens), features in zip(texts, found, strict=True):
+            try:
                 features[by] = reads.of(features_of(model, cache, [*prompt, *tokens[:-1]]))
-    finally:
-        model.tap(layers)
-    return [Text([*p, *t], len(p), f) for (p, t), f in zip(texts, found, strict=True)]
+            finally:
+                model.tap(layers)  # before the next step
+            yield
+        found.append(Text([*prompt, *tokens], len(prompt), features))
+
+    for text in TEXTS:
+        passes, begun = one(text), clock()
+        for _ in passes:
+            left -= clock() - begun
+            if left <= 0:
+                return
+            yield
+            begun = clock()
 
 
 def encoded(text: bytes, by_piece: dict[bytes, int]) -> list[int]:
@@ -107,15 +137,14 @@ def encoded(text: bytes, by_piece: dict[bytes, int]) -> list[int]:
     return tokens
 
 
-def continued(model: Target, cache: Any, prompt: list[int]) -> list[int]:
-    """WRITTEN tokens after the prompt, greedily."""
+def continued(model: Target, cache: Any, prompt: list[int]) -> Iterator[int]:
+    """WRITTEN tokens after the prompt, greedily; a pass each."""
     pages, last = range(cache.pages), len(prompt) - 1
     rows = SequenceRows(0, pages, prompt, range(-1, last), [last], True)
-    tokens: list[int] = []
     for position in range(len(prompt), len(prompt) + WRITTEN):
-        tokens.append(int(model.forward([rows], cache).logits[0].argmax()))
-        rows = SequenceRows(position, pages, tokens[-1:], [-1], [0])
-    return tokens
+        token = int(model.forward([rows], cache).logits[0].argmax())
+        yield token
+        rows = SequenceRows(position, pages, [token], [-1], [0])
 
 
 def features_of(model: Target, cache: Any, tokens: list[int]) -> torch.Tensor:

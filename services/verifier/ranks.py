@@ -19,6 +19,7 @@ from hedgerow.model.room import check_room
 from hedgerow.model.selfcheck import SelfCheckFailed, check_rows
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.logs import get_log
+from hedgerow.rpc.tls import mutual_contexts
 from hedgerow.rpc.work import end_now
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.group import split_of
@@ -83,8 +84,9 @@ def _door(config: VerifierServiceConfig, split: Split) -> Door | None:
     if split.hosts == 1:
         return None
     assert config.group_listen is not None
+    tls = mutual_contexts(config, called=True)
     try:
-        return Door(config.group_listen, config.group_secret.encode(), split)
+        return Door(config.group_listen, config.group_secret.encode(), split, tls)
     except OSError as error:
         why = f"cannot listen there: {error.strerror}"
         raise ConfigError(variable_of("group_listen"), repr(config.group_listen), why) from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -41,7 +42,7 @@ from services.verifier.group import split_of
 from services.verifier.hosted import HostedDrafter, feed, load_hosted
 from services.verifier.loop import StepLoop
 from services.verifier.metrics import watch_acceptance, watch_device, watch_drafter, watch_engine
-from services.verifier.neighbours import Text, write
+from services.verifier.neighbours import Text, write, writing
 from services.verifier.peers import DrafterPeer, Patience, ask_drafter
 from services.verifier.probe import AcceptanceProbe
 from services.verifier.ranks import load_ranks
@@ -166,12 +167,14 @@ def _trial(
     probe: AcceptanceProbe, steps: StepLoop, drafter: DrafterPeer | HostedDrafter, group: Group, health: Health
 ) -> LayerTrial:
     asked = Hosted(steps, drafter) if isinstance(drafter, HostedDrafter) else drafter
-    texts = (
-        (lambda: group.texts)
-        if isinstance(group.model, Prepares)
-        else partial(write, group.model, group.reads, group.vocabulary)
-    )
-    return LayerTrial(probe, steps, asked, texts, partial(_said, probe, health))
+
+    def passes(found: list[Text]) -> Iterator[None]:
+        if not isinstance(group.model, Prepares):
+            return writing(found, group.model, group.reads, group.vocabulary)
+        found += group.texts  # written at the start
+        return iter(())
+
+    return LayerTrial(probe, steps, asked, passes, partial(_said, probe, health))
 
 
 def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
@@ -182,6 +185,8 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
         max_sequences=config.max_sequences,
         max_waiting=config.max_waiting,
         pages=config.cache_pages,
+        prefix_cache=config.prefix_cache,
+        prefix_feature_bytes=config.prefix_feature_bytes,
         prefill_rows=config.prefill_rows,
         run_ahead=config.run_ahead,
         max_budget=config.max_budget,
@@ -193,7 +198,7 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
     on_device, texts = isinstance(model, Prepares), list[Text]()
     if on_device and config.acceptance_least and config.drafter is not None and not wanted.has_card:
-        texts = write(model, read, vocabulary)  # before the cache: a device's caches grow by moving
+        texts = write(model, read, vocabulary, math.inf)  # before the cache: a device's caches grow by moving
     kind = FedVerifier if config.hosts_drafter else VerifierEngine
     engine = kind(model, limits, vocabulary, frozenset(model.config.eos_token_ids), read)
     if isinstance(model, Prepares):  # so that no request waits for a compiler

@@ -100,6 +100,7 @@ def _about(update: Update) -> dict[str, tracing.Attribute]:
     }
     if update.usage is not None:
         about["gen_ai.usage.output_tokens"] = update.usage.completion_tokens
+        about["hedgerow.cached_prompt_tokens"] = update.usage.cached_prompt_tokens
     if update.timings is not None:
         spent = vars(update.timings)
         about |= {f"hedgerow.{name.replace('_ns', '_ms')}": spent[name] / 1e6 for name in PARTS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from hedgerow.engine.types import DraftAnswer, DraftBatch
@@ -14,6 +14,7 @@ from services.verifier.loop import StepLoop
 from services.verifier.neighbours import Drafts, Text, try_layers
 from services.verifier.probe import AcceptanceProbe
 
+DONE = object()
 log = get_log(__name__)
 
 
@@ -28,19 +29,20 @@ class Hosted:
 
 
 class LayerTrial:
-    """`texts` makes what is drafted, in the steps' thread and once; `told` hears when the probe has a word to say."""
+    """`passes` add what is drafted to a list, each in the steps' thread between two steps, and once; `told` hears when
+    the probe has a word to say."""
 
     def __init__(
         self,
         probe: AcceptanceProbe,
         steps: StepLoop,
         drafter: Drafts,
-        texts: Callable[[], Sequence[Text]],
+        passes: Callable[[list[Text]], Iterator[None]],
         told: Callable[[], None],
     ) -> None:
         self._probe, self._steps, self._drafter, self._told = probe, steps, drafter, told
-        self._texts, self._made = texts, False
-        self._kept: Sequence[Text] = ()
+        self._texts = list[Text]()
+        self._passes: Iterator[None] | None = passes(self._texts)
         self._task: asyncio.Task[None] | None = None
 
     def connected(self, drafter: Described) -> None:
@@ -50,9 +52,10 @@ class LayerTrial:
 
     async def _run(self, drafter: Described) -> None:
         try:
-            if not self._made:
-                self._kept, self._made = await self._steps.aside(self._texts), True
-            tried = await try_layers(self._drafter, self._kept, min(drafter.block_size - 1, drafter.max_budget))
+            while self._passes is not None:
+                if await self._steps.aside(partial(next, self._passes, DONE)) is DONE:
+                    self._passes = None
+            tried = await try_layers(self._drafter, self._texts, min(drafter.block_size - 1, drafter.max_budget))
         except Exception as error:  # noqa: BLE001  a trial is for the log alone
             log.error("the drafter's layers could not be tried", exception=error)
             return

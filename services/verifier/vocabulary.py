@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hedgerow import strict_json
 from hedgerow.errors import InvalidRequest
+from hedgerow.small_files import read_small
 
 
 def read_vocabulary(folder: Path, size: int) -> list[bytes]:
@@ -19,13 +20,13 @@ def read_vocabulary(folder: Path, size: int) -> list[bytes]:
     ranks = folder / "tiktoken.model"
     named = folder / "tokenizer_config.json"
     try:
-        for line in ranks.read_bytes().splitlines():
+        for line in read_small(ranks).splitlines():
             piece, rank = line.split()
             pieces[int(rank)] = base64.b64decode(piece, validate=True)
     except (OSError, ValueError, IndexError) as error:
         raise InvalidRequest(str(ranks), str(error), f"lines of base64 and a rank below {size}") from error
     try:
-        added = strict_json.loads(named.read_bytes()).get("added_tokens_decoder", {})
+        added = strict_json.loads(read_small(named)).get("added_tokens_decoder", {})
         for number, entry in added.items():
             pieces[int(number)] = b"" if entry["special"] else str(entry["content"]).encode()
     except (OSError, ValueError, IndexError, KeyError, AttributeError) as error:

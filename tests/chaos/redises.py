@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,7 +102,10 @@ class Sentinel:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+            self._process.kill()
+            self._process.wait()
         for server in self._servers:
             server.stop()
 

@@ -25,4 +25,4 @@ def test_a_few_hundred_random_clients_leave_nothing_behind(models: Models, tmp_p
     assert result["clients"] == 240
     for name, process in result["processes"].items():
         before, after = process["rss_mib"]
-        assert after - before < 30, f"{name} grew from {before} to {after} MiB"
+        assert after - before < 60, f"{name} grew from {before} to {after} MiB"

@@ -20,6 +20,9 @@ LONG: Options = {
 }
 
 
+TRIES = 8  # a text may be done before what is done to its services begins
+
+
 async def read(stream: Stream, tokens: list[int], steps: list[int], upto: int = 1 << 30) -> None:
     """Reads until `tokens` has `upto`; `steps` gets the nodes of each step's tree."""
     if len(tokens) >= upto:
@@ -40,28 +43,29 @@ async def expected(client: AsyncClient, plain: Plain, stream: Stream) -> list[in
 async def test_a_drafter_that_is_killed_and_comes_back_changes_no_token(
     stack: Stack, client: AsyncClient, plain: Plain, idle: None
 ) -> None:
-    stream, tokens, nodes = client.generate(PROMPT, **LONG), list[int](), list[int]()
-    await read(stream, tokens, nodes, upto=60)
-    assert any(nodes[2:]), "nothing was drafted before the kill"
     missed = verifier_load(stack).missed_drafts
-    stack.kill("drafter")
-    at_kill = len(nodes)
-    await read(stream, tokens, nodes, upto=len(tokens) + 60)
-    assert 0 in nodes[at_kill:], "steps without a drafter decode plainly"
-    await asyncio.to_thread(stack.wait_ready, "drafter")
-    while not any(nodes[-5:]) and len(tokens) < 580:
-        await read(stream, tokens, nodes, upto=len(tokens) + 5)
-    resumed = any(nodes[-5:])
-    await read(stream, tokens, nodes)
-    assert tokens == await expected(client, plain, stream)
-    assert verifier_load(stack).missed_drafts > missed
-    if not resumed:  # the stream was over before the drafter was back: the next one is drafted for
+    for _ in range(TRIES):
+        await asyncio.to_thread(stack.wait_ready, "drafter")
         await drafted_again(client)
+        stream, tokens, nodes = client.generate(PROMPT, **LONG), list[int](), list[int]()
+        await read(stream, tokens, nodes, upto=60)
+        assert any(nodes[2:]), "nothing was drafted before the kill"
+        stack.kill("drafter")
+        at_kill = len(nodes)
+        await read(stream, tokens, nodes)
+        assert tokens == await expected(client, plain, stream)
+        if 0 in nodes[at_kill:-2]:  # the last ones have no room for a tree
+            break
+    else:
+        raise AssertionError("steps without a drafter decode plainly")
+    assert verifier_load(stack).missed_drafts > missed
+    await asyncio.to_thread(stack.wait_ready, "drafter")
+    await drafted_again(client)
 
 
 async def drafted_again(client: AsyncClient) -> None:
     drafted = 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not drafted:
             drafted = (await client.complete(PROMPT, max_tokens=16, budget=8, ignore_eos=True)).usage.draft_tokens
 
@@ -75,7 +79,7 @@ async def test_a_drafter_that_hangs_costs_one_wait_and_no_token(
     try:
         began = asyncio.get_running_loop().time()
         await read(stream, tokens, nodes, upto=400)
-        assert asyncio.get_running_loop().time() - began < 30
+        assert asyncio.get_running_loop().time() - began < 60
     finally:
         stack.resume("drafter")
     await read(stream, tokens, nodes)
@@ -100,16 +104,23 @@ async def test_a_redis_that_hangs_delays_a_stream_and_loses_nothing(
     stack: Stack, client: AsyncClient, plain: Plain, idle: None
 ) -> None:
     """A pause beyond the store's own patience with it (1 s) once ended every running stream at once."""
+    for _ in range(TRIES):
+        if await both_waited(stack, client, plain):
+            return
+    raise AssertionError("no stream waited for its store")
+
+
+async def both_waited(stack: Stack, client: AsyncClient, plain: Plain) -> bool:
+    """Whether two streams were under way when Redis hung. Their texts are whole, and so is what was recorded."""
     plainly: Options = {**LONG, "budget": 0}
     streams = [client.generate(PROMPT, **LONG), client.generate(PROMPT, **plainly)]
     got: list[list[int]] = [[], []]
-    for stream, tokens in zip(streams, got, strict=True):
-        await read(stream, tokens, [], upto=20)
+    await asyncio.gather(*(read(stream, tokens, [], upto=20) for stream, tokens in zip(streams, got, strict=True)))
     stack.pause("redis")
     rest = [asyncio.create_task(read(s, tokens, [])) for s, tokens in zip(streams, got, strict=True)]
     try:
-        _, waiting = await asyncio.wait(rest, timeout=3)
-        assert len(waiting) == 2, "a stream ended without its store"
+        ended, waiting = await asyncio.wait(rest, timeout=3)
+        assert not any(task.exception() for task in ended), "a stream ended without its store"
     finally:
         stack.resume("redis")
     await asyncio.gather(*rest)
@@ -117,6 +128,7 @@ async def test_a_redis_that_hangs_delays_a_stream_and_loses_nothing(
         assert tokens == await expected(client, plain, stream)
         session = await client.get_session(stream.session_id)
         assert (session.token_count, session.finish_reason) == (len(tokens), "length")
+    return len(waiting) == 2
 
 
 async def test_a_redis_that_is_killed_delays_a_stream_and_loses_nothing(
@@ -158,7 +170,7 @@ async def test_a_single_gateway_that_is_killed_delays_a_stream_and_leaves_nothin
 
 async def soon_served(client: AsyncClient, plain: Plain) -> None:
     """A new stream, once there is a way to the verifier again, is what it always was."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             stream = client.generate(PROMPT, max_tokens=16, seed=2, temperature=1.0)
             try:

@@ -214,7 +214,7 @@ async def test_files_change_under_live_streams_and_none_breaks(gateway: Guarded)
     refusals = [line for line in said if line["event"].startswith("a changed file is not taken")]
     assert sorted(line["what"] for line in refusals) == ["api keys", "limits"]
     assert "line 1: HEDGEROW_MAX_SESSIONS: 'none' is not allowed: must be a whole number" in str(refusals)
-    await soon(lambda: any("taken again" in line for line in gateway.child.lines()), 5, "an answer to SIGHUP")
+    await soon(lambda: any("taken again" in line for line in gateway.child.lines()), 30, "an answer to SIGHUP")
     numbers = (await process_status(gateway.admin)).numbers
     assert numbers['hedgerow_reload_refused{file="limits"}'] == 0
     assert numbers['hedgerow_reload_generation{file="api keys"}'] == 3

@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from hedgerow import __version__
 from hedgerow.cli.supervisor import Stack
 from hedgerow.client import AsyncClient, process_status
-from tests.stack import ROOT, Models, another_gateway
+from tests.polling import soon
+from tests.stack import ROOT, Models, another_gateway, verifier_load
 
 SERVICES = ("gateway", "verifier", "drafter", "kvstore")
 NOWHERE = "127.0.0.1:1"
@@ -130,6 +131,8 @@ async def test_what_is_retained_is_listed_wherever_it_runs_and_when_it_has_ended
             assert len(hedgerow("sessions", "ls", "--running", *address).stdout.splitlines()) == 1
             await there.delete_session(ended)
             assert [each.session_id for each in await here.stored_sessions()] == [*second, *first]
+        # a gateway that ends now leaves the last words of its sessions with the verifier, which keeps them for 10 s
+        await soon(lambda: verifier_load(stack).held_sequences == 0, 30)
 
 
 def test_wrong_use_is_named(stack: Stack) -> None:

@@ -109,18 +109,33 @@ def test_a_drafter_of_another_target_does_not_start_and_says_both_values(tiny: M
     assert "rope_theta: 1000000.0 is not allowed: the target's, 50000.0" in refused.value.message
 
 
-@pytest.mark.parametrize(("by", "hosted", "low"), [(0, False, False), (1, False, True), (-1, True, True)])
-def test_layers_that_are_off_by_one_are_told_without_a_card(tmp_path: Path, by: int, hosted: bool, low: bool) -> None:
-    """The bundled drafter with its ids shifted and its card removed, in a process of its own and in the verifier's."""
+@pytest.mark.parametrize(
+    ("by", "hosted", "low", "ranks"),
+    [
+        (0, False, False, 1), (1, False, True, 1), (-1, True, True, 1),
+        pytest.param(1, False, True, 2, marks=pytest.mark.long),
+        pytest.param(0, True, False, 2, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_layers_that_are_off_by_one_are_told_without_a_card(
+    tmp_path: Path, by: int, hosted: bool, low: bool, ranks: int
+) -> None:
+    """The bundled drafter with its ids shifted and its card removed, in a process of its own and in the verifier's;
+    and of a target on two ranks.
+    """
     drafter = tmp_path / "drafter"
     shutil.copytree(ROOT / "models/sapling-dflash", drafter)
     (drafter / "acceptance.json").unlink()
     read = json.loads((drafter / "config.json").read_text())
     read["dflash_config"]["target_layer_ids"] = [layer + by for layer in (1, 4, 7)]
     (drafter / "config.json").write_text(json.dumps(read))
-    started = StackConfig(ROOT, ROOT / "models/sapling", tmp_path / "data", drafter=drafter, hosted=hosted)
+    verifier = {"verifier": {"TENSOR_PARALLEL": str(ranks), "ENGINE": "compiled"}} if ranks > 1 else {}
+    started = StackConfig(
+        ROOT, ROOT / "models/sapling", tmp_path / "data", drafter=drafter, hosted=hosted, settings=verifier
+    )
     with Stack(started) as stack:
-        eventually(lambda: "tokens a step" in facts(stack, "verifier").get("acceptance", ""))
+        assert facts(stack, "verifier").get("tensor_parallel", "1") == str(ranks)
+        eventually(lambda: "tokens a step" in facts(stack, "verifier").get("acceptance", ""), 60, "the trial")
         said = facts(stack, "verifier")["acceptance"]
         assert said.startswith("LOW: ") == low, said
         assert (numbers(stack, "verifier")['hedgerow_verifier_acceptance_ratio{source="probe"}'] < 0.9) == low

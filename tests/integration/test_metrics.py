@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import time
 import urllib.request
@@ -45,6 +46,22 @@ async def look(port: int) -> Numbers:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
+async def settled(port: int, ended: int) -> Numbers:
+    """All series of a verifier once `ended` sequences have ended and nothing runs.
+
+    An update goes out before its step is counted, and what is shown is not read in one moment.
+    """
+    v, seen = "hedgerow_verifier", dict[str, float]()
+    async with asyncio.timeout(60):
+        while True:
+            before, seen = seen, await look(port)
+            steps = {seen[f"{v}_steps_total"]}
+            steps |= {seen[f"{v}_{part}_seconds_count"] for part in ("step", "forward", "accept")}
+            still = all(before.get(name) == value for name, value in seen.items() if name.startswith(v))
+            if still and len(steps) == 1 and seen[f'{v}_ends_total{{finish="length"}}'] >= ended:
+                return seen
+
+
 def moved(before: Numbers, after: Numbers) -> Numbers:
     return {name: value - before.get(name, 0) for name, value in after.items()}
 
@@ -80,6 +97,7 @@ def verifier(tiny: Models, drafter: Child, ports: list[int]) -> Iterator[Child]:
         model_path=tiny.target,
         model_name="counted",
         drafter=address(drafter),
+        draft_timeout_ms=20_000,
         metrics_address=f"127.0.0.1:{ports[1]}",
     ) as child:
         yield child
@@ -87,9 +105,12 @@ def verifier(tiny: Models, drafter: Child, ports: list[int]) -> Iterator[Child]:
 
 async def test_verifier_and_drafter_count_steps_tokens_trees_and_attachments(verifier: Child, ports: list[int]) -> None:
     async with TestGateway(address(verifier)) as gateway:
-        await gateway.start("warm", [1, 2, 3], SAMPLING)  # the drafter is there from some step on
+        async with asyncio.timeout(60):
+            while not (await look(ports[1]))["hedgerow_verifier_drafter_up"]:
+                pass
+        await gateway.start("warm", [1, 2, 3], SAMPLING)
         await gateway.finished(["warm"])
-        before, drafted = await look(ports[1]), await look(ports[0])
+        before, drafted = await settled(ports[1], 1), await look(ports[0])
         load = await gateway.load()
         for n in range(4):
             await gateway.start(f"s{n}", [1, 2, n], SAMPLING, budget=6)
@@ -97,8 +118,9 @@ async def test_verifier_and_drafter_count_steps_tokens_trees_and_attachments(ver
         gateway.tokens["again"] = [7, 8, 9]
         await gateway.start("again", [1, 2, 3], SAMPLING, attempt=2, committed=[7, 8, 9])
         await gateway.finished(["again"])
+        after = await settled(ports[1], 6)
         now = await gateway.load()
-    did = moved(before, await look(ports[1]))
+    did = moved(before, after)
     check_names(did, "verifier")
     v = "hedgerow_verifier"
     assert did[f"{v}_tokens_total"] == now.tokens - load.tokens == 4 * 40 + 37
@@ -119,6 +141,27 @@ async def test_verifier_and_drafter_count_steps_tokens_trees_and_attachments(ver
     assert trees["hedgerow_drafter_forward_seconds_count"] >= did[f'{v}_drafts_total{{outcome="answered"}}']
     assert trees["hedgerow_drafter_nodes_total"] >= did[f"{v}_accepted_nodes_count"]
     assert trees["hedgerow_drafter_request_trees_sum"] >= did[f"{v}_accepted_nodes_count"]
+
+
+async def test_a_prompt_that_begins_like_another_is_counted(verifier: Child, ports: list[int]) -> None:
+    """200 tokens are three whole pages and some; another tenant's are its own."""
+    prompt, v = [7 * n % 200 for n in range(200)], "hedgerow_verifier_prefix"
+    async with TestGateway(address(verifier)) as gateway:
+        seen = [await look(ports[1])]
+        for name, tenant in (("one", "a"), ("two", "a"), ("three", "b")):
+            ended = seen[-1]['hedgerow_verifier_ends_total{finish="length"}']
+            await gateway.start(name, prompt, SAMPLING, tenant=tenant)
+            await gateway.finished([name])
+            seen.append(await settled(ports[1], ended + 1))
+    did = [moved(before, after) for before, after in itertools.pairwise(seen)]
+    assert [each[f"{v}_query_tokens_total"] for each in did] == [200] * 3
+    assert [each[f"{v}_hit_tokens_total"] for each in did] == [0, 192, 0]
+    assert [each[f"{v}_pages"] for each in did] == [3, 0, 3]
+    assert all(each[f"{v}_reclaimed_pages_total"] == 0 for each in did)
+    assert seen[-1][f"{v}_feature_bytes"] > 0
+    assert seen[-1]["hedgerow_verifier_cache_free_pages"] == seen[-1]["hedgerow_verifier_cache_pages"]
+    assert gateway.last["two"].usage.cached_prompt_tokens == gateway.last["two"].cached_prompt_tokens == 192
+    assert gateway.tokens["two"] == gateway.tokens["one"]
 
 
 async def test_an_adoption_is_counted(verifier: Child, ports: list[int]) -> None:
@@ -200,7 +243,7 @@ def test_a_steps_counting_takes_a_few_microseconds() -> None:
         for _ in range(100):
             metrics.count(result)
         best = min(best, (time.perf_counter() - begun) / 100)
-    assert best < 20e-6, f"{best * 1e6:.1f} us"
+    assert best < 50e-6, f"{best * 1e6:.1f} us"  # 8 on two cores of an EPYC
 
 
 async def test_nothing_listens_where_no_address_is_configured(tiny: Models) -> None:

@@ -16,7 +16,7 @@ from tests.processes import ROOT, service
 from tests.redis_servers import Service
 from tests.stack import Models
 
-PROMPT = 2.0  # seconds
+PROMPT = 8.0  # seconds, on a busy machine; what it guards against took 25 there
 
 WORK_LEFT = """
 import asyncio, sys, threading, time
@@ -69,7 +69,7 @@ def ends_promptly(child: Child) -> None:
 
 
 @pytest.mark.parametrize("name", ["drafter", "verifier"])
-def test_an_idle_engine_ends_within_two_seconds_of_sigterm(name: str, tiny: Models) -> None:
+def test_an_idle_engine_ends_soon_after_sigterm(name: str, tiny: Models) -> None:
     """It said "stopped" and then took torch apart for up to 25 s on a busy machine."""
     of = {"drafter": {"model_path": tiny.drafter, "target_path": tiny.target}}
     with service(name, **of.get(name, {"model_path": tiny.target, "model_name": "tiny"}), threads=1) as child:
@@ -77,7 +77,7 @@ def test_an_idle_engine_ends_within_two_seconds_of_sigterm(name: str, tiny: Mode
 
 
 @pytest.mark.parametrize("name", ["kvstore", "gateway"])
-def test_a_service_without_its_peers_ends_within_two_seconds_of_sigterm(name: str, tiny: Models) -> None:
+def test_a_service_without_its_peers_ends_soon_after_sigterm(name: str, tiny: Models) -> None:
     nowhere, model = "127.0.0.1:1", Path(tiny.target)
     of = {"kvstore": {"redis_url": f"redis://{nowhere}/0"}}
     child = Service(f"services.{name}", **of.get(name, {"verifier": nowhere, "kvstore": nowhere, "model_path": model}))
@@ -90,7 +90,7 @@ def test_a_service_without_its_peers_ends_within_two_seconds_of_sigterm(name: st
         child.stop()
 
 
-def test_a_verifier_that_is_still_loading_ends_within_two_seconds_of_sigterm(tiny: Models) -> None:
+def test_a_verifier_that_is_still_loading_ends_soon_after_sigterm(tiny: Models) -> None:
     child = Service("services.verifier", model_path=tiny.target, model_name="tiny", threads=1)
     try:
         child.bound()

@@ -41,7 +41,7 @@ def files(client: Files) -> dict[str, object]:
 
 
 async def test_every_call_works_over_tls_with_the_documented_rights_alone(server: TlsRedis, client: Files) -> None:
-    kvstore = Service("services.kvstore", redis_url=server.url, grace=1, **files(client))
+    kvstore = Service("services.kvstore", redis_url=server.url, redis_timeout=20, grace=1, **files(client))
     try:
         async with gateway_on(kvstore.port) as gateway:
             await use(gateway)

@@ -43,7 +43,7 @@ def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture
 def starting(tmp_path: Path) -> Iterator[Service]:
     """A service of its own that is not ready until tmp_path / "ready" is there."""
-    service = Service("tests.echo_service", ready_file=tmp_path / "ready", grace=5)
+    service = Service("tests.echo_service", ready_file=tmp_path / "ready", grace=30)
     yield service
     service.stop()
 
@@ -117,7 +117,7 @@ async def test_raised_cancelled_error_does_not_hang_the_client(channel: grpc.aio
     """grpc/grpc#29248: a handler that lets a CancelledError out leaves its client waiting for ever."""
     began = time.monotonic()
     assert isinstance(await error_of(call(channel, method, b"cancelled")), errors.Internal)
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 20
 
 
 async def test_clients_own_cancel_and_deadline_are_told_as_such(channel: grpc.aio.Channel) -> None:
@@ -192,7 +192,7 @@ async def test_a_peer_that_is_stopped_breaks_its_calls(starting: Service, tmp_pa
         await soon(lambda: eager.get_state() is grpc.ChannelConnectivity.READY)
         starting.process.send_signal(signal.SIGSTOP)
         try:
-            assert isinstance(await asyncio.wait_for(waiting, 10), errors.Unavailable)
+            assert isinstance(await asyncio.wait_for(waiting, 20), errors.Unavailable)
         finally:
             starting.process.send_signal(signal.SIGCONT)
 
@@ -273,12 +273,12 @@ async def test_sigterm_lets_calls_in_flight_end_and_refuses_new_ones(starting: S
         assert isinstance(await error_of(call(other, "UnaryUnary", b"new")), errors.Unavailable)
         assert await running == [b"first", b"wait 1"]
     assert starting.wait() == 0
-    assert time.monotonic() - began < 4, "it ends with its last call, not with its grace"
+    assert time.monotonic() - began < 12, "it ends with its last call, not with its grace"
 
 
 async def test_calls_longer_than_the_grace_are_ended(tmp_path: Path) -> None:
     (tmp_path / "ready").touch()
-    service = Service("tests.echo_service", ready_file=tmp_path / "ready", grace=0.2)
+    service = Service("tests.echo_service", ready_file=tmp_path / "ready", grace=3)
     async with open_channel(f"127.0.0.1:{service.port}") as channel:
         running = asyncio.create_task(outcome_of(channel.unary_unary(f"/{SERVICE}/UnaryUnary")(b"wait 60")))
         await call(channel, "UnaryUnary", b"x")

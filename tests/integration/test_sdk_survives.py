@@ -141,6 +141,7 @@ async def test_a_gateway_that_drains_hands_its_streams_on(pair: Stack, opened: l
         await asyncio.to_thread(pair.wait_ready, victim)
 
 
+@pytest.mark.long
 async def test_a_session_that_its_store_forgot_with_its_owner_dead_is_brought_back(pair: Stack) -> None:
     """Prompt and tokens are only here: the same request makes the same session, which is checked by its digest."""
     async with AsyncClient(pair.addresses("gateway")) as client:

@@ -104,7 +104,7 @@ def test_up_that_is_killed_leaves_no_orphan(models: Models, tmp_path: Path) -> N
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
-        eventually(lambda: not any(is_alive(child) for child in children), what="the end of all children")
+        eventually(lambda: not any(is_alive(child) for child in children), 30, what="the end of all children")
 
 
 def is_alive(process: psutil.Process) -> bool:

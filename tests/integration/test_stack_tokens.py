@@ -54,6 +54,20 @@ async def test_an_unset_seed_is_returned_and_gives_the_same_tokens_again(client:
     assert other.seed != first.seed
 
 
+async def test_a_prompt_that_was_there_before_is_not_computed_again_but_for_another_tenant(
+    plain: Plain, stack: Stack
+) -> None:
+    asked = "".join(f"# {n} lines of a file that two tenants have\n" for n in range(20))
+    seen = []
+    for tenant in ("a", "a", "b"):
+        async with AsyncClient(stack.address("gateway"), tenant=tenant) as of:
+            result, expected = await generate(of, plain, asked, {"max_tokens": 24, "ignore_eos": True, "budget": 8})
+        assert list(result.tokens) == expected
+        seen.append(result.usage.cached_prompt_tokens)
+    assert seen == [0, (result.usage.prompt_tokens - 1) // 64 * 64, 0]
+    assert seen[1] >= 128
+
+
 async def test_a_stop_token_ends_the_stream_where_plain_decoding_ends(client: AsyncClient, plain: Plain) -> None:
     free, _ = await generate(client, plain, PROMPT, {"temperature": 1.0, "seed": 5, "max_tokens": 40})
     stop = free.tokens[20]

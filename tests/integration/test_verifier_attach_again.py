@@ -84,7 +84,7 @@ async def test_the_owner_before_hears_which_pair_has_its_session(verifier: Child
 
 async def test_a_verifier_whose_grace_is_over_ends_its_streams_with_a_status(tiny: Models) -> None:
     """Its gateways go on elsewhere; until then the sessions that it has may be attached again, and others not."""
-    with service("verifier", model_path=tiny.target, model_name="leaving", grace=3, run_ahead=RUN_AHEAD) as child:
+    with service("verifier", model_path=tiny.target, model_name="leaving", grace=6, run_ahead=RUN_AHEAD) as child:
         async with TestGateway(address(child), acknowledge=False) as gateway:
             await gateway.start("running", PROMPT, ENDLESS)
             await gateway.seen("running", RUN_AHEAD)
@@ -93,7 +93,7 @@ async def test_a_verifier_whose_grace_is_over_ends_its_streams_with_a_status(tin
             assert (refused.reason, refused.retry_after_ms > 0) == ("UNAVAILABLE", True)
             await gateway.start("running", PROMPT, ENDLESS, attempt=2, committed=gateway.tokens["running"])
             await gateway.seen("running", 2 * RUN_AHEAD)
-            await asyncio.wait_for(gateway.ended.wait(), 10)
+            await asyncio.wait_for(gateway.ended.wait(), 30)
             assert await gateway.call.code() is grpc.StatusCode.UNAVAILABLE
             assert "draining" in await gateway.call.details()
         assert await stopping == 0

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = (
     ("model_ops", "int4_moe_gemm", "cuda_k2", "cuda_dflash", "cuda_walk"),
     ("rank_norm", "rank_step", "cuda_ranks"),
+    ("cuda_dflash2",),
     ("cuda_fed",),
 )
 

@@ -33,7 +33,7 @@ class Rolled(Stack):
             if (
                 service == "gateway" and clients_return
             ):  # a client that was refused connects again after a second at most
-                eventually(lambda: self.sessions(name), 20, f"clients are back at {name}")  # noqa: B023
+                eventually(lambda: self.sessions(name), 60, f"clients are back at {name}")  # noqa: B023
             assert set(self.ended[name]) == {"0"}, self.ended
 
     def upgrade(self, name: str, **settings: str) -> None:

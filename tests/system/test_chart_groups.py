@@ -9,6 +9,7 @@ import pytest
 from hedgerow.rpc.config import from_env
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.group import split_of
+from tests.system.groups import made_of
 from tests.system.reach import Pod, Reach
 from tests.system.test_chart import SEVERAL, variables
 from tests.system.tools import chosen, named, pod_specs, render, template
@@ -39,8 +40,28 @@ def test_leader_and_workers_are_hosts_of_one_group(mode: str) -> None:
         assert split_of(config) == (4, 2)
         assert config.group_host == (which == "workers")
         assert config.group_listen == "0.0.0.0:7414"
-        assert config.group_leader == ("$(LWS_LEADER_ADDRESS):7414" if which else None)
+        assert config.group_leader == ("$(LWS_LEADER_ADDRESS).svc.cluster.local:7414" if which else None)
     assert group(objects)["size"] == 2
+
+
+def test_a_worker_calls_its_leader_by_a_name_of_the_certificate() -> None:
+    """What the controller and the kubelet make of it; the shorter name that the controller gives is in none."""
+    objects = render(
+        "values", *SEVERAL, "verifier.groups=3", "tls.certManager.enabled=true", "tls.certManager.issuer=ca"
+    )
+    (names,) = [each["spec"]["dnsNames"] for each in objects if each["kind"] == "Certificate"]
+    (lws,) = [each for each in objects if each["kind"] == "LeaderWorkerSet"]
+    called = set()
+    for pod in made_of(lws):
+        if pod["kind"] == "StatefulSet":
+            (made,) = pod["spec"]["template"]["spec"]["containers"]
+            env = {each["name"]: each.get("value", "") for each in made["env"]}
+            if "HEDGEROW_GROUP_LEADER" in env:
+                given = env["HEDGEROW_GROUP_LEADER"].replace("$(LWS_LEADER_ADDRESS)", env["LWS_LEADER_ADDRESS"])
+                called.add(given.removesuffix(":7414"))
+    assert len(called) == 3
+    for name in called:
+        assert f"*.{name.partition('.')[2]}" in names, name
 
 
 def test_only_the_leader_has_the_drafter_and_its_port() -> None:

@@ -56,7 +56,7 @@ def pairs(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Two of each, as a rolling upgrade wants them; one drafter, without which decoding is plain."""
     config = StackConfig(
         ROOT, models.target, tmp_path_factory.mktemp("pairs"), drafter=models.drafter, budget=4,
-        gateways=2, verifiers=2, kvstores=2, backoff=Backoff(0.1, 0.1), grace=4,
+        gateways=2, verifiers=2, kvstores=2, backoff=Backoff(0.1, 0.1), grace=6,
     )  # fmt: skip
     with Rolled(config) as running:
         yield running
@@ -73,7 +73,7 @@ async def test_a_service_is_restarted_and_upgraded_under_sixteen_streams(pairs: 
 def single(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rolled]:
     """One of each: what runs, and what is asked for meanwhile, waits."""
     data = tmp_path_factory.mktemp("single")
-    with Rolled(StackConfig(ROOT, models.target, data, backoff=Backoff(0.1, 0.1), grace=3)) as running:
+    with Rolled(StackConfig(ROOT, models.target, data, backoff=Backoff(0.1, 0.1), grace=6)) as running:
         yield running
 
 

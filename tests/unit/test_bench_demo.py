@@ -61,5 +61,6 @@ def test_both_kinds_of_trees_stand_side_by_side(capsys: pytest.CaptureFixture[st
     assert head.split()[:4] == ["tokens/step", "marginal", "conditional", "gain"]
     assert small.split() == ["trees", "of", "8", "2.00", "4.00", "+100.0%", "yes"]
     assert large.split() == ["trees", "of", "16", "4.00", "8.00", "+100.0%", "yes"]
-    assert not demo.print_kinds({8: run(2, last=1)}, marginal)
-    assert capsys.readouterr().out.rstrip().endswith("NO")
+    for one, other in ((1, 9), (9, 1)):
+        assert not demo.print_kinds({8: run(2, last=one)}, {**marginal, 8: run(4, last=other)})
+        assert capsys.readouterr().out.rstrip().endswith("NO")

@@ -215,12 +215,17 @@ def test_an_unsupported_quantisation_is_named(paths: TinyPaths, field: str, valu
         ("norm_topk_prob", 1, "must be bool"),
         ("rms_norm_eps", -1e-5, "must be greater than 0"),
         ("rope_theta", 0.0, "must be greater than 1"),
-        ("rope_scaling.factor", 0.0, "must be greater than 0"),
+        ("rope_scaling.factor", 0.0, "must be at least 1"),
+        ("rope_scaling.mscale_all_dim", -0.5, "must be at least 0"),
         ("rope_scaling.beta_fast", 0.0, "must be greater than 0"),
         ("rope_scaling.beta_slow", -3.0, "must be greater than 0"),
         ("first_k_dense_replace", -1, "must be at least 0"),
         ("num_hidden_layers", 10**9, "must be at most 1000"),
         ("n_routed_experts", 10**9, "must be at most 4096"),
+        ("hidden_size", 10**30, "must be at most 16777216"),
+        ("max_position_embeddings", 10**7, "must be at most 4194304"),
+        ("eos_token_id", -1, "within the vocabulary of 512"),
+        ("eos_token_id", [511, 512], "within the vocabulary of 512"),
     ],
 )
 def test_a_bad_field_of_the_target_is_named(paths: TinyPaths, field: str, value: object, limit: str) -> None:
@@ -235,6 +240,15 @@ def test_a_bad_field_of_the_target_is_named(paths: TinyPaths, field: str, value:
     with pytest.raises(ConfigError) as error:
         K2Config.from_folder(paths.target)
     assert (error.value.name, error.value.limit) == (f"text_config.{field}", limit)
+
+
+def test_more_experts_in_all_layers_than_can_be_looked_for_are_refused(paths: TinyPaths) -> None:
+    """1,000 layers of 4,096 were allowed: inspection took more than a minute, and would have taken 37 M names."""
+    change_config(
+        paths.target, lambda config: config["text_config"].update(num_hidden_layers=64, n_routed_experts=4096)
+    )
+    with pytest.raises(ConfigError, match="n_routed_experts: 4096 is not allowed: at most 2048 in each of 64 layers"):
+        K2Config.from_folder(paths.target)
 
 
 @pytest.mark.parametrize(

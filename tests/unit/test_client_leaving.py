@@ -18,7 +18,7 @@ WHOLE = [started(), chunk(0, [1], "a"), finished("STOP", 1)]
 
 
 async def until_left(server: ScriptedGateway, *sessions: str) -> None:
-    await soon(lambda: server.cancels == list(sessions or ("s1",)) and not server.running, 5)
+    await soon(lambda: server.cancels == list(sessions or ("s1",)) and not server.running, 30)
 
 
 async def test_leaving_the_loop_and_dropping_the_stream_cancels_the_session() -> None:
@@ -97,7 +97,7 @@ async def test_a_session_whose_id_is_not_known_yet_is_cancelled_when_it_is() -> 
     slow = asyncio.Event()
     async with gateway([slow.wait, *STUCK]) as server, AsyncClient(server.address) as client:
         reading = asyncio.create_task(client.complete("x"))
-        await soon(lambda: server.running == 1, 5)
+        await soon(lambda: server.running == 1, 30)
         asyncio.get_running_loop().call_later(0.1, slow.set)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -109,7 +109,7 @@ async def test_leaving_does_not_wait_long_for_a_gateway_that_is_slow_to_answer()
     async with gateway([for_ever]) as server, AsyncClient(server.address) as client:
         stream = client.generate("x")
         reading = asyncio.create_task(stream.result())
-        await soon(lambda: server.running == 1, 5)
+        await soon(lambda: server.running == 1, 30)
         began = asyncio.get_running_loop().time()
         await stream.aclose()
         assert asyncio.get_running_loop().time() - began < 2
@@ -140,7 +140,7 @@ async def test_leaving_while_it_waits_to_resume_cancels_at_the_next_gateway() ->
         stream = client.generate("x")
         await anext(stream)
         reading = asyncio.create_task(anext(stream))  # type: ignore[arg-type]
-        await soon(lambda: not server.running, 5)
+        await soon(lambda: not server.running, 30)
         await asyncio.wait_for(stream.aclose(), 5)
         with pytest.raises(StopAsyncIteration):
             await asyncio.wait_for(reading, 5)
@@ -152,14 +152,14 @@ async def test_leave_running_and_detach_leave_the_session_going_on() -> None:
         async for _ in client.generate("x", leave_running=True):
             break
         gc.collect()
-        await soon(lambda: not server.running, 5)
+        await soon(lambda: not server.running, 30)
         stream = client.generate("x")
         await anext(stream)
         assert await stream.detach() == Position("s1", 1, digest(1), 1) == stream.position
         assert [piece async for piece in stream] == []
         fresh = client.generate("x")
         assert await fresh.detach() == Position("s1", 0, b"", 0), "it waits until there is a session"
-        await soon(lambda: not server.running, 5)
+        await soon(lambda: not server.running, 30)
     assert server.cancels == []
     assert all(request.detach for request in server.requests)
 
@@ -191,7 +191,7 @@ async def test_closing_the_client_ends_a_call_that_waits() -> None:
         server.refused = [for_ever]
         client = AsyncClient(server.address)
         waiting = asyncio.create_task(client.models())
-        await soon(lambda: server.metadata, 5)
+        await soon(lambda: server.metadata, 30)
         await client.aclose()
         with pytest.raises(Cancelled, match="the client is closed"):
             await asyncio.wait_for(waiting, 5)
@@ -228,7 +228,7 @@ async def test_nothing_is_kept_of_streams_that_are_over(monkeypatch: pytest.Monk
             await anext(dropped)
             del dropped
             gc.collect()
-            await soon(lambda: not client._gateways.streams, 5)  # so that the scripts come in their order
+            await soon(lambda: not client._gateways.streams, 30)  # so that the scripts come in their order
             detached = client.generate("x")
             await anext(detached)
             await detached.detach()
@@ -236,6 +236,6 @@ async def test_nothing_is_kept_of_streams_that_are_over(monkeypatch: pytest.Monk
                 async with asyncio.timeout(0.05):
                     await client.complete("x")
             await soon(lambda: not client._gateways._background, 10)
-        await soon(lambda: len(asyncio.all_tasks()) <= before and not server.running, 5)
+        await soon(lambda: len(asyncio.all_tasks()) <= before and not server.running, 30)
         assert not client._gateways.streams
         assert len(client._gateways._channels) == 1

@@ -103,7 +103,7 @@ def test_closing_the_client_beside_threads_that_read_ends_them_by_name(script: S
         threads = [threading.Thread(target=read, args=(ask,)) for ask in asks]
         for thread in threads:
             thread.start()
-        eventually(lambda: server.running == 2 and len(server.metadata) == 3, 5)
+        eventually(lambda: server.running == 2 and len(server.metadata) == 3, 30)
         began = time.monotonic()
         client.close()
         for thread in threads:
@@ -136,7 +136,7 @@ def test_leaving_cancels_the_session_and_detaching_does_not() -> None:
         for _ in client.generate("x"):
             break
         gc.collect()
-        eventually(lambda: server.cancels == ["s1"] * 2, 5)
+        eventually(lambda: server.cancels == ["s1"] * 2, 30)
         kept = client.generate("x")
         next(kept)
         assert kept.detach() == kept.position == Position("s1", 1, digest(1), 1)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from hedgerow.errors import HedgerowError, InvalidRequest
-from hedgerow.model import reading
+from hedgerow.model import identity, reading
 from hedgerow.model.config import K2Config
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.k2 import K2Model
@@ -33,9 +33,11 @@ from hedgerow.model.manifest import MANIFEST, Manifest
 from hedgerow.model.reading import DTYPES
 from hedgerow.model.tensors import Share, tensors
 from hedgerow.weights import convert as conversion
+from hedgerow.weights import vocabulary
 from hedgerow.weights.__main__ import main
 from hedgerow.weights.convert import convert, verify
-from hedgerow.weights.journal import JOURNAL, LOCK
+from hedgerow.weights.journal import JOURNAL, LOCK, Journal, plan_of
+from hedgerow.weights.order import ORDER
 from hedgerow.weights.published import MINI, MINI_FP8, Member, Sizes
 from hedgerow.weights.rehearse import write
 from kernels.collectives import Ranks
@@ -387,3 +389,76 @@ def test_a_ranks_file_is_read_from_its_first_byte_to_its_last(
     assert torch.equal(scales[7].float(), packed.scales)
     entries = sorted(after.stored.entries.values(), key=lambda e: e.start)
     assert entries[-1].end == Manifest.read(tmp_path / "out").files[1][-1].end  # type: ignore[union-attr]
+
+
+def test_a_copy_that_was_cut_short_is_made_anew(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that filled up within tiktoken.model left half of it, and the next run took it for done."""
+    real = vocabulary.shutil.copyfile
+
+    def half(path: Path, to: Path) -> None:
+        to.write_bytes(path.read_bytes()[:100])
+        if path.name == "tiktoken.model":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, to)
+
+    monkeypatch.setattr(vocabulary.shutil, "copyfile", half)
+    with pytest.raises(OSError, match="No space") as error:
+        convert(source, tmp_path / "out", 1, quiet)
+    assert error.value.filename == str(tmp_path / "out" / "tiktoken.model.new")
+    monkeypatch.undo()
+    convert(source, tmp_path / "out", 1, quiet)
+    for name in ("tiktoken.model", "tokenizer_config.json", "generation_config.json", "config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    assert not list((tmp_path / "out").glob("*.new"))
+
+
+def test_a_link_out_of_the_folder_is_not_copied(source: Path, tmp_path: Path) -> None:
+    """What it leads to is not the folder's: it would leave this machine with the result."""
+    (tmp_path / "secret").write_text("x")
+    (source / "LICENSE").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match="a link to") as error:
+        convert(source, tmp_path / "out", 1, quiet)
+    assert error.value.file == source / "LICENSE"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("done", [5, {"a": 1}, [5], [["x"]], [["a", "b", "c"]], None])
+def test_a_journal_of_something_else_is_refused(source: Path, tmp_path: Path, done: object) -> None:
+    (tmp_path / "out").mkdir()
+    journal = Journal(plan_of(source, ORDER, 2), "", ())
+    journal.write(tmp_path / "out")
+    told = json.loads((tmp_path / "out" / JOURNAL).read_text())
+    (tmp_path / "out" / JOURNAL).write_text(json.dumps(told | {"done": done}))
+    with pytest.raises(ConfigError, match="lists of 2 checksums"):
+        convert(source, tmp_path / "out", 2, quiet)
+
+
+def test_a_lock_on_a_file_that_its_holder_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was opened before that, and locked after: a third conversion would make a file of its own."""
+    real = conversion.fcntl.flock
+
+    def late(file: Any, how: int) -> None:
+        (tmp_path / LOCK).unlink()
+        real(file, how)
+
+    monkeypatch.setattr(conversion.fcntl, "flock", late)
+    with pytest.raises(HedgerowError, match="another conversion"), conversion.locked(tmp_path):
+        pytest.fail("two would write")
+
+
+def test_everything_long_says_how_far_it_is(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashing, writing, reading back; comparing at a start. Hashing and comparing said nothing, of 594 GB."""
+    monkeypatch.setattr(reading, "EVERY", -1.0)
+    for module in (identity, reading):
+        monkeypatch.setattr(module, "EVERY", -1.0)
+        monkeypatch.setattr(module, "EVERY_LOGGED", -1.0, raising=False)
+    told: list[reading.Progress] = []
+    checkpoint_hash(source, told.append)
+    size = sum(path.stat().st_size for path in [source / "config.json", *source.glob("model-0000[1-4]*")])
+    assert (told[-1].done, told[-1].total) == (size, size)
+    convert(source, tmp_path / "out", 2, quiet)
+    said: list[str] = []
+    monkeypatch.setattr(identity.log, "info", lambda text, *words: said.append(text % words))
+    identity.check_share(tmp_path / "out", Share(1, 2))
+    assert said[-1].startswith(f"comparing rank 1 of {tmp_path / 'out'}: ")
+    assert said[-1].endswith(" GB/s, 0 s left")

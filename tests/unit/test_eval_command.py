@@ -48,6 +48,20 @@ def test_other_tokens_with_the_same_text_are_not_the_same(capsys: pytest.Capture
     assert found["same_text"] == {"compared": 1, "same": 0}
 
 
+def test_an_answer_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither by what it raises, nor by the kind of failure that it claims."""
+    raises = "raise ValueError('\\x1b]0;mine\\x07')"
+    said = '{"failure": "\\\\u001b[2J"}\\n'
+    claims = f"import os\nfor fd in range(3, 64):\n try: os.write(fd, b'{said}')\n except OSError: pass"
+    for code, shown in ((raises, "\ufffd]0;mine"), (claims, "failed (\ufffd[2J)")):
+        text = f"```python\ndef clockwise(rows): pass\n{code}\n```"
+        with served(script(text, 1), script(text, 1)) as (server, _):  # type: ignore[arg-type]
+            assert run(server, "--task", "clockwise") == 0
+        out = capsys.readouterr().out
+        assert shown in out
+        assert "\x1b" not in out
+
+
 def test_a_base_model_continues_the_stub(capsys: pytest.CaptureFixture[str]) -> None:
     with served(script(BODY, 1), script(BODY, 1)) as (server, _):  # type: ignore[arg-type]
         assert run(server, "--task", "sum_of_squares", "--completion") == 0

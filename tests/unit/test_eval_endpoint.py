@@ -85,16 +85,30 @@ def test_a_chat_and_a_completion() -> None:
         endpoint = Endpoint(url + "/", "m", api_key="k")
         assert endpoint.chat("hello", {"max_tokens": 7}) == ("hé", "stop", 5)
         assert endpoint.complete("def f", {}).text == "hé"
-    chat = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 7}
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": False, "max_tokens": 7}
     assert asked == [
         ("/v1/chat/completions", chat, "Bearer k"),
-        ("/v1/completions", {"model": "m", "prompt": "def f"}, "Bearer k"),
+        ("/v1/completions", {"model": "m", "prompt": "def f", "stream": False}, "Bearer k"),
     ]
 
 
 def test_an_answer_of_reasoning_alone_is_empty() -> None:
     with served(answering(None, None)) as (url, _):
         assert Endpoint(url, "m").chat("x", {}) == ("", "", 5)
+
+
+def test_an_answer_in_parts_is_their_text() -> None:
+    """As some servers write what reasons; and the whole has no code in what was thought."""
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}, 7]
+    said = {"choices": [{"message": {"content": [*parts, {"type": "text", "text": "b"}]}, "finish_reason": "stop"}]}
+    with served(raw(json.dumps(said).encode())) as (url, _):
+        assert Endpoint(url, "m").chat("x", {}) == ("ab", "stop", None)
+
+
+def test_a_stream_that_nobody_asked_for_is_named() -> None:
+    data = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: [DONE]\n\n'
+    with served(raw(data)) as (url, _), pytest.raises(Internal, match="no JSON: 'data: "):
+        Endpoint(url, "m").chat("x", {})
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 301])

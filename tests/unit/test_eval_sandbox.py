@@ -48,6 +48,28 @@ ATTACKS = {
     "writes a file": (f"def f(): open({MARK!r}, 'w').write('x')", "forbidden"),
     "writes beside itself": ("def f(): open('written', 'w').write('x')", "forbidden"),
     "reads a file": ("def f(): return open('/etc/passwd').read()", "forbidden"),
+    "reads through a link": (
+        "import os\ndef f():\n os.symlink('/etc/passwd', 'x')\n return open('x').read()", "forbidden",
+    ),
+    "reads its parent": ("import os\ndef f(): return open(f'/proc/{os.getppid()}/environ').read()", "forbidden"),
+    "reads where its parent is": ("import os\ndef f(): return os.readlink(f'/proc/{os.getppid()}/cwd')", "forbidden"),
+    "imports the tasks": ("import hedgerow.cli.evaluation.tasks as t\ndef f(): return t.TASKS[0].calls", "exception"),
+    "changes what it was asked": ("import os\ndef f():\n os.lseek(0, 0, 0)\n return os.write(0, b'x')", "exception"),
+    "nests without an end": ("def f():\n x = []\n for _ in range(10**5): x = [x]\n return x", "exception"),
+    "sends what nests without an end": (
+        'import os\nfor fd in range(3, 64):\n try: os.write(fd, b\'{"value":\' + b\'[\' * 200000 + b\'\\n\')\n'
+        " except OSError: pass\nos._exit(0)", "ended with status 0 before it had answered",
+    ),
+    "ignores every signal": (
+        "import signal\nfor s in range(1, 65):\n try: signal.signal(s, signal.SIG_IGN)\n"
+        " except (OSError, ValueError): pass\nwhile True: pass", "time limit",
+    ),
+    "goes on after its answer": (
+        "class D:\n def __del__(self):\n  while True: pass\ndef f():\n D()\n return 1", "time limit",
+    ),
+    "maps memory": ("import mmap\ndef f():\n k = []\n while True: k.append(mmap.mmap(-1, 1 << 26))", "exception"),
+    "is equal to all": ("class I(int):\n def __eq__(self, other): return True\ndef f(): return I(7)", "wrong answer"),
+    "too large a number": ("def f(): return 10 ** 5000", "exception"),
     "reads its memory": ("def f(): return open('/proc/self/mem', 'rb').read(1)", "forbidden"),
     "lists a folder": ("import os\ndef f(): return os.listdir('/')", "forbidden"),
     "removes a file": ("import os\ndef f(): os.remove('/etc/hostname')", "forbidden"),
@@ -123,6 +145,34 @@ def test_a_system_call_past_python_is_refused(number: int) -> None:
 def test_the_other_numbering_is_refused_too() -> None:
     """x32's calls have bit 30 set: the same kernel functions behind other numbers."""
     assert judge(RAW, [(f"f({(1 << 30) + 41})", [-1, 1])], limits=LIMITS).passed
+
+
+def test_what_is_installed_below_the_standard_library_is_not_read() -> None:
+    """There lies this package, with the values that answers must have, where Python has no environment of its own."""
+    found = [path for path in Path(os.__file__).resolve().parent.glob("*-packages/**/*") if path.is_file()]
+    if not found:
+        pytest.skip("nothing is installed there")
+    verdict = judge(f"def f(): return open({str(found[0])!r}).read()", [("f()", 1)], limits=LIMITS)
+    assert verdict.failure == "forbidden", verdict
+
+
+def test_what_must_come_out_is_nowhere_within_reach() -> None:
+    """Frames, objects, arguments and input: the calls are there, and nothing of what they must give."""
+    source = """
+import gc, sys
+def f():
+    frame, seen = sys._getframe(), [repr(sys.argv)]
+    while frame:
+        seen.append(repr((frame.f_locals, frame.f_globals)))
+        frame = frame.f_back
+    seen += [repr(o) for o in gc.get_objects() if isinstance(o, (dict, list, tuple))]
+    sys.stdin.seek(0)
+    return bytes(b ^ 1 for b in b"rdr`ld").decode() in "".join(seen) + sys.stdin.read()
+"""
+    asked = judge(source, [("f() and 'sesame'", "sesame")], limits=LIMITS)
+    assert asked.passed, f"what is in a call is found: {asked}"
+    expected = judge(source, [("f()", False), ("None", "sesame")], limits=LIMITS)
+    assert expected.detail == "None is None", f"and what is expected is not: {expected}"
 
 
 def test_ordinary_code_runs() -> None:

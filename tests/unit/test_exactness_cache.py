@@ -102,7 +102,7 @@ def shuffle_pages(engine: VerifierEngine, seed: int) -> None:
     reserve: Callable[[int], tuple[int, ...] | None] = engine.pool.reserve
     names = dict(enumerate(order))
     real = {page: name for name, page in names.items()}
-    release = engine.pool.release
+    release, share, holders = engine.pool.release, engine.pool.share, engine.pool.holders
 
     def shuffled(pages: int) -> tuple[int, ...] | None:
         taken = reserve(pages)
@@ -110,6 +110,8 @@ def shuffle_pages(engine: VerifierEngine, seed: int) -> None:
 
     engine.pool.reserve = shuffled  # type: ignore[method-assign]
     engine.pool.release = lambda pages: release([real[page] for page in pages])  # type: ignore[method-assign]
+    engine.pool.share = lambda pages: share([real[page] for page in pages])  # type: ignore[method-assign]
+    engine.pool.holders = lambda page: holders(real[page])  # type: ignore[method-assign]
     engine.scheduler.check = lambda: None  # type: ignore[method-assign]
 
 

@@ -63,7 +63,7 @@ def run(engine: VerifierEngine, drafter: LocalDrafter, jobs: Sequence[Job], betw
             if update.error is not None:
                 raise update.error
             engine.committed(update.session_id, update.epoch, update.attempt, len(done.tokens[update.session_id]))
-    assert engine.pool.free == engine.pool.pages
+    assert engine.load().free_pages == engine.pool.pages
     return done
 
 

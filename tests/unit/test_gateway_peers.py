@@ -377,7 +377,7 @@ async def test_a_store_without_its_redis_for_too_long_ends_what_waits_for_it() -
         began = time.monotonic()
         peer.append(append("s1"))
         await watch.until(lambda: answered(watch))
-        assert 0.3 <= time.monotonic() - began < 3
+        assert 0.3 <= time.monotonic() - began < 10
         assert [entry.status for answer in watch.answers for entry in answer] == [AppendStatus.UNAVAILABLE]
         assert peer.unanswered == 0
         sent = peer.messages_sent
@@ -434,7 +434,7 @@ async def test_a_verifier_that_hangs_with_its_connection_open_is_lost_only_while
         assert watch.lost == []
         watch.work, began = Work(True, True), time.monotonic()
         await watch.until(lambda: watch.lost)
-        assert 0.3 < time.monotonic() - began < 2
+        assert 0.3 < time.monotonic() - began < 10
         assert isinstance(watch.lost[0], Unavailable)
         assert "said nothing" in watch.lost[0].message
         assert not peer.attached
@@ -445,7 +445,7 @@ async def test_a_verifier_that_hangs_with_its_connection_open_is_lost_only_while
 
 async def test_a_verifier_that_steps_or_speaks_is_not_lost() -> None:
     verifier = BreakingVerifier()
-    async with verifier_peer(verifier, patience=0.4) as (peer, watch):
+    async with verifier_peer(verifier, patience=0.8) as (peer, watch):
         await watch.until(lambda: peer.attached)
         watch.work = Work(True, True)
         for _ in range(12):

@@ -326,12 +326,13 @@ def test_a_start_that_the_verifier_refuses_ends_with_its_error_and_hint() -> Non
 def test_usage_over_several_attempts_is_what_this_gateway_counted() -> None:
     bench = Bench()
     session = bench.begin()
-    bench.step(update(session, [1, 2]))
+    bench.step(update(session, [1, 2], cached_prompt_tokens=1))
     bench.step(update(session, [9], offset=5))  # a gap: attached again
-    bench.step(update(session, [1, 2, 3], offset=0, finish=LENGTH, usage=Usage(3, 1, 0, 1, 4, 0)))
+    last = update(session, [1, 2, 3], offset=0, cached_prompt_tokens=2)  # what it had the second time saved nothing
+    bench.step(last._replace(finish=LENGTH, usage=Usage(3, 1, 2, 1, 4, 0)))
     bench.acknowledge()
     bench.acknowledge()
-    assert bench.store.end("s1").usage == Usage(3, 3, 0, 2, 8, 3)
+    assert bench.store.end("s1").usage == Usage(3, 3, 1, 2, 8, 3)
 
 
 def test_a_lost_store_ends_all_streams_and_leaves_the_sessions_to_a_resume() -> None:

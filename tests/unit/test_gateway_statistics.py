@@ -55,11 +55,11 @@ def test_what_a_session_has_cost_so_far_goes_with_every_append_but_the_last() ->
 def test_a_session_taken_over_counts_what_its_gateways_before_counted() -> None:
     bench = Bench()
     known = stored(bench, [1, 2, 3], epoch=4)
-    known = known._replace(state=known.state._replace(usage=Usage(3, 3, 0, 2, 8, 1)))
+    known = known._replace(state=known.state._replace(usage=Usage(3, 3, 2, 2, 8, 1)))
     session = bench.table.take_over(known, 4, Options())
     bench.step(update(session, [4, 5], finish=LENGTH, usage=Usage(3, 2, 0, 1, 4, 1)))
     bench.acknowledge()
-    assert bench.store.end("s1").usage == Usage(3, 5, 0, 3, 12, 2)
+    assert bench.store.end("s1").usage == Usage(3, 5, 2, 3, 12, 2)
 
 
 def test_a_session_taken_over_shows_the_steps_before_and_after() -> None:

@@ -90,7 +90,7 @@ async def test_a_store_that_hangs_has_as_long_as_is_configured() -> None:
         began = time.monotonic()
         with pytest.raises(Unavailable, match="kvstore"):
             await peer.get("s1")
-        assert 0.25 <= time.monotonic() - began < ANSWER / 2
+        assert 0.25 <= time.monotonic() - began < ANSWER
         running = asyncio.create_task(peer.run(watch.answers.append, watch.lost.append))
         peer.append(append("s1"))
         await watch.until(lambda: any("within 0.3 s" in str(report) for report in watch.reports))

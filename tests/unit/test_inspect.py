@@ -23,7 +23,8 @@ from hedgerow.weights.convert import convert
 from hedgerow.weights.published import MEMBERS, MINI, MINI_FP8, TRUE, Member, Sizes, config
 from hedgerow.weights.rehearse import write
 from hedgerow.weights.report import Report, facts, inspect, lines, shared, target
-from tests.tiny import write_tiny
+from tests.dflash2 import SHAPES, write_dflash2
+from tests.tiny import TinyTarget, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = dataclasses.replace(MINI, layers=2, vocab=512, experts=2, top_k=1)
@@ -151,14 +152,31 @@ def test_a_drafter_is_one(tmp_path: Path) -> None:
 
 def test_a_drafter_of_the_second_kind_is_one_too(tmp_path: Path) -> None:
     """It was taken for a target, and its missing router complained of."""
-    folder = write_tiny(tmp_path).drafter
-    given = json.loads((folder / "config.json").read_text()) | {"architectures": ["DFlash2DraftModel"]}
-    given["dflash_config"] |= {
-        "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 16,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(given))
-    report = inspect(folder)
-    assert (report.kind, report.fault_count) == ("a DFlash 2 drafter", 0)
+    write_dflash2(tmp_path, TinyTarget(), *SHAPES["causal in sliding layers"])
+    report = inspect(tmp_path)
+    assert (report.kind, report.fault_count) == ("a DFlash 2 drafter", 0), report.faults
+
+
+def test_everything_wrong_with_a_drafter_is_listed(tmp_path: Path) -> None:
+    """Tensors that are missing, of another size or type, unknown, and its masks' row in a pickle that stays shut."""
+    write_dflash2(tmp_path, TinyTarget(), *SHAPES["causal in sliding layers"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["layers.1.mlp.down_proj.weight"]
+    tensors["norm.weight"] = tensors["norm.weight"][:-1].contiguous()
+    tensors["fc.weight"] = tensors["fc.weight"].int()
+    tensors["lm_head.weight"] = torch.zeros(4, 4)
+    tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    del tensors["candidate_selector.successor_codebook"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "mask_embedding.pt").write_bytes(b"PK\x03\x04")
+    report = inspect(tmp_path)
+    assert sorted(fault.what for fault in report.faults) == [
+        "", "candidate_selector.successor_codebook.weight", "fc.weight", "layers.1.mlp.down_proj.weight",
+        "lm_head.weight", "norm.weight",
+    ]  # fmt: skip
+    (pickle,) = (fault for fault in report.faults if not fault.what)
+    assert pickle.file.endswith("mask_embedding.pt")
+    assert "the tensor mask_embedding [64] in mask_embedding.safetensors" in pickle.needed
 
 
 def test_other_folders_are_told_from_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,3 +221,24 @@ def test_what_cannot_be_rehearsed_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "a new or an empty folder" in capsys.readouterr().err
     for ranks in ("0", "65"):
         assert main(["convert", str(tmp_path), str(tmp_path / "d"), "--ranks", ranks]) == 2
+
+
+def test_everything_that_is_wrong_with_a_converted_folder_is_listed(tmp_path: Path) -> None:
+    """One fault hid the others, and the memory that it needs; of later ranks only the length was seen."""
+    write(tmp_path / "a", "k2.6", SMALL)
+    convert(tmp_path / "a", tmp_path / "b", 4, lambda text: None)
+    first, second, third = (tmp_path / "b" / f"rank-0{rank}-of-04.safetensors" for rank in range(3))
+    first.unlink()
+    os.truncate(second, second.stat().st_size - 1)
+    content = third.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].replace(b'"dtype":"F32"', b'"dtype":"I32"')
+    third.write_bytes(content[:8] + header + content[8 + length :])
+    (tmp_path / "b" / "tiktoken.model").unlink()
+    report = inspect(tmp_path / "b")
+    bias = "language_model.model.layers.1.mlp.gate.e_score_correction_bias"
+    assert [(Path(fault.file).name, fault.what) for fault in report.faults] == [
+        (first.name, ""), (second.name, ""), (third.name, bias), ("tiktoken.model", ""),
+    ]  # fmt: skip
+    assert [need.ranks for need in report.needs] == [4]
+    assert report.needs[0].weights == inspect(tmp_path / "a").needs[2].weights

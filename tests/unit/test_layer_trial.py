@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,11 @@ from hedgerow.model.batch import SequenceRows
 from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.select import load_drafter, load_target
+from services.verifier import neighbours
 from services.verifier.agreement import Described
-from services.verifier.neighbours import TEXTS, WRITTEN, Text, Tried, encoded, shifts, try_layers, write
+from services.verifier.neighbours import TEXTS, Text, Tried, encoded, shifts, try_layers, write, writing
 from services.verifier.probe import AcceptanceProbe
+from services.verifier.trial import LayerTrial
 from services.verifier.vocabulary import read_vocabulary
 from tests.compiled_builds import missing_compiler
 from tests.tiny import TinyPaths, TinyTarget, write_tiny
@@ -120,14 +124,76 @@ def test_what_cannot_be_tried_is_not(tiny: TinyPaths) -> None:
     assert asyncio.run(try_layers(Answering([]), [], 7)) is None
 
 
-def test_features_come_as_the_drafter_reads_them(tiny: TinyPaths) -> None:
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Two texts of six tokens; the passes that one takes."""
+    monkeypatch.setattr(neighbours, "TEXTS", TEXTS[:2])
+    monkeypatch.setattr(neighbours, "WRITTEN", 6)
+    return 6 + 3
+
+
+def test_steps_go_on_between_two_passes(tiny: TinyPaths, brief: int) -> None:
+    """At every turn the layers are the drafter's own again, and a step beside it has the features it always had."""
+    model = K2Model.load(tiny.target, (1,))
+    pieces, expected = read_vocabulary(tiny.target, model.config.vocab_size), outputs(model)
+    found, turns = list[Text](), 0
+    for _ in writing(found, model, Hidden(model.feature_width), pieces):
+        turns += 1
+        assert model.feature_layers == (1,)
+        assert torch.equal(outputs(model), expected)
+    assert turns == 2 * brief
+    alone = write(model, Hidden(model.feature_width), pieces)
+    for a, b in zip(found, alone, strict=True):
+        assert (a.tokens, a.begin) == (b.tokens, b.begin)
+        assert all(torch.equal(a.features[by], b.features[by]) for by in b.features)
+
+
+def test_a_slow_target_writes_less(tiny: TinyPaths, brief: int) -> None:
+    """By the time of its own passes: what runs between two of them does not count. Texts are whole, or not there."""
+    model = K2Model.load(tiny.target, (1,))
+    reads, pieces = Hidden(model.feature_width), read_vocabulary(tiny.target, model.config.vocab_size)
+    for seconds, texts in ((1.5 * brief, 1), (2 * brief + 0.5, 2), (brief - 1.0, 0), (0.0, 0)):
+        found, ticks = list[Text](), itertools.count()
+        for _ in writing(found, model, reads, pieces, seconds, lambda: float(next(ticks))):  # noqa: B023
+            next(ticks)  # a step of others
+        assert len(found) == texts
+        assert model.feature_layers == (1,)
+
+
+def test_a_trial_takes_turns_with_the_steps(tiny: TinyPaths, brief: int) -> None:
+    """Every pass is a work of its own in the steps' thread, once; a second drafter drafts the same texts."""
+    model = K2Model.load(tiny.target, (1,))
+    pieces, works = read_vocabulary(tiny.target, model.config.vocab_size), list[object]()
+    probe, told, drafter = AcceptanceProbe(Engine(), 0.9), list[str](), Answering([])
+
+    class Steps:
+        async def aside(self, work: Callable[[], object]) -> object:
+            works.append(work)
+            return work()
+
+    passes = partial(writing, model=model, reads=Hidden(model.feature_width), vocabulary=pieces)
+    trial = LayerTrial(probe, Steps(), drafter, passes, lambda: told.append(probe.said))  # type: ignore[arg-type]
+
+    async def tried(checkpoint: str) -> int:
+        before = len(drafter.batches)
+        trial.connected(replace(described(checkpoint, (1,)), block_size=2))
+        assert trial._task is not None
+        await trial._task
+        assert len(works) == 2 * brief + 1
+        return len(drafter.batches) - before
+
+    assert asyncio.run(tried("one")) == asyncio.run(tried("two")) > 0
+    assert told == [], "too few steps to judge by"
+
+
+def test_features_come_as_the_drafter_reads_them(tiny: TinyPaths, brief: int) -> None:
     model = K2Model.load(tiny.target, (1,))
     pieces = read_vocabulary(tiny.target, model.config.vocab_size)
     plain = write(model, Hidden(model.feature_width), pieces)
     halves = write(model, Projected(3, lambda rows: rows[:, :3] / 2), pieces)
     for a, b in zip(plain, halves, strict=True):
         assert a.tokens == b.tokens
-        assert a.begin == len(a.tokens) - WRITTEN
+        assert a.begin == len(a.tokens) - brief + 3
         assert list(a.features) == [0, -1, 1]
         assert not torch.equal(a.features[0], a.features[1])
         for by, rows in a.features.items():

@@ -38,7 +38,8 @@ def test_parts_are_a_matter_of_the_shape() -> None:
 
 
 @pytest.mark.timeout(300)  # thirty seconds of work, on cores that others use too
-@pytest.mark.parametrize("capability", ["90", pytest.param("120", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("capability", ["90", "120"])
 def test_cuts_compile_without_spills(capability: str) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.gpu_compile_linear", capability]

@@ -12,6 +12,8 @@ import json
 import os
 import pickle
 import random
+import shutil
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,16 +27,23 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.fields import MOST, ConfigError
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import INDEX, Checkpoint, CheckpointError
+from hedgerow.weights.__main__ import main
+from hedgerow.weights.convert import convert
 from hedgerow.weights.published import MINI
 from hedgerow.weights.rehearse import write
 from hedgerow.weights.report import inspect
 from kernels.linear import MIN_4
+from services.gateway.templates import template_of
+from services.gateway.tokenizer import Tokenizer, TokenizerError
+from services.verifier.vocabulary import read_vocabulary
+from tests.kimi import BUNDLED
 
 SMALL = dataclasses.replace(MINI, layers=2, vocab=512, experts=2, top_k=1)
 SHARD = "model-00002-of-000005.safetensors"  # layer 1
 BASE = "language_model.model.layers.1."
 UP = f"{BASE}mlp.experts.1.up_proj."
 NORM = f"{BASE}input_layernorm.weight"
+EXTRA = "language_model.model.layers.2.input_layernorm.weight"
 Change = Callable[[Path], object]
 
 
@@ -48,9 +57,17 @@ class Trap:
         return os.mkdir, (str(self.trace),)
 
 
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made once: most of a case's time went into it."""
+    made = tmp_path_factory.mktemp("good")
+    write(made, "k2.6", SMALL)
+    return made
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write(tmp_path / "kimi", "k2.6", SMALL)
+def folder(good: Path, tmp_path: Path) -> Path:
+    shutil.copytree(good, tmp_path / "kimi")
     trace = f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\n"
     for name in ("modeling_deepseek.py", "configuration_kimi_k25.py", "sitecustomize.py"):
         (tmp_path / "kimi" / name).write_text(trace)
@@ -154,6 +171,20 @@ def twice(text: str) -> str:
     return text.rstrip()[:-1] + "," + one + "}"
 
 
+def in_utf_16(path: Path) -> None:
+    """As long as before, and the same text for a reader that guesses encodings."""
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    text = whole[8 : 8 + length].decode().encode("utf-16-le")
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
+
+
+def one_more(folder: Path) -> None:
+    """Of the third layer, of which config.json knows nothing."""
+    tensors(lambda t: t.update({EXTRA: torch.ones(4)}))(folder)
+    index(lambda names: names.update({EXTRA: SHARD}))(folder)
+
+
 # what is done to the folder -> the file and the tensor that are named, and a word of the message
 CASES: dict[str, tuple[Change, str, str, str]] = {
     "truncated by a byte": (cut(1), SHARD, "", "bytes"),
@@ -185,6 +216,7 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
     "below the folder": (points("sub/other.safetensors"), INDEX, NORM, "a file of this folder"),
     "the folder above itself": (points(".."), INDEX, NORM, "a file of this folder"),
     "no name": (points(""), INDEX, NORM, "a file of this folder"),
+    "a name that no file has": (points("\ud800.safetensors"), INDEX, NORM, "a file of this folder"),
     "a name with a zero byte": (points("a\0.safetensors"), INDEX, NORM, "a file of this folder"),
     "a name that is too long": (points("a" * 5000 + ".safetensors"), "a" * 5000 + ".safetensors", "", "can be read"),
     "a link out of the folder": (replaced(outside), SHARD, f"{BASE}input_layernorm.weight", "a link to"),
@@ -199,6 +231,11 @@ CASES: dict[str, tuple[Change, str, str, str]] = {
     "a header of 2^64 - 1 bytes": (
         shard(lambda p: p.write_bytes(b"\xff" * 8 + p.read_bytes()[8:])), SHARD, "", "header of at most",
     ),
+    "a field twice in a header": (
+        header(lambda text: text.replace(f'"{NORM}":{{', f'"{NORM}":{{"dtype":"F16",')), SHARD, NORM, "one of them",
+    ),
+    "a header in UTF-16": (shard(in_utf_16), SHARD, "", "a safetensors header"),
+    "a layer too many": (one_more, SHARD, EXTRA, "no layer above 1, by num_hidden_layers"),
     "a header that is no object": (header(lambda text: "[" + text + "]"), SHARD, "", "header"),
     "a header without end": (header(lambda text: "[" * 200_000), SHARD, "", "header"),
     "a dtype of its own": (entry(NORM, lambda e: e.update(dtype="F99")), SHARD, NORM, "a dtype, one of"),
@@ -317,3 +354,77 @@ def test_no_byte_of_a_header_makes_another_error(folder: Path) -> None:
             Checkpoint(folder)
             refused -= 1
     assert refused > 200
+
+
+def test_names_of_a_folders_own_choice_steer_no_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points("\x1b[31m\n\u202e.safetensors")(folder)
+    assert main(["inspect", str(folder)]) == 1
+    shown = capsys.readouterr().out
+    assert r"\x1b[31m\n\u202e.safetensors: found" in shown
+    assert all(line.isprintable() for line in shown.splitlines())
+    with pytest.raises(CheckpointError) as error:
+        load(folder)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "needed"),
+    [
+        ("tiktoken.model", b"\xff\xfe no lines\n", "lines of base64 and rank"),
+        ("tiktoken.model", b"AA== 0\n", "256 ranks, 256 below vocab_size"),
+        ("tiktoken.model", b"AA== 0\n" * 256, "ranks from 0 on, each piece once"),
+        ("tiktoken.model", None, "the tokenizer's file"),
+        ("tokenizer_config.json", b"{", "must be readable JSON"),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": []}', "must be an object"),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": {"3": {}}}', "a token of the last 256 of 512"),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": {"300": {"content": "a"}}}', "must be bool"),
+        (
+            "tokenizer_config.json",
+            b'{"added_tokens_decoder": {"300": {"content": "a", "special": true}, '
+            b'"301": {"content": "a", "special": true}}}',
+            "a name of its own",
+        ),
+    ],
+)
+def test_a_tokenizer_that_no_gateway_takes_is_found_and_not_converted(
+    folder: Path, name: str, content: bytes | None, needed: str
+) -> None:
+    """594 GB were converted, and then nobody could serve them."""
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    found = [(Path(fault.file).name, fault.needed) for fault in inspect(folder).faults]
+    assert (name, needed) in found
+    with pytest.raises(InvalidRequest) as error:
+        convert(folder, folder.parent / "out", 1, lambda text: None)
+    assert str(folder / name) in str(error.value)
+    assert not (folder.parent / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_small_file_that_never_ends_stops_nobody(folder: Path, name: str) -> None:
+    """A pipe: whoever opened it waited for ever."""
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    begun = time.monotonic()
+    if name == "chat_template.jinja":
+        with pytest.raises(TokenizerError, match="no regular file"):
+            template_of(folder, Tokenizer.from_folder(BUNDLED), "folder")
+    else:
+        with pytest.raises(TokenizerError, match="no regular file"):
+            Tokenizer.from_folder(folder)
+        with pytest.raises(InvalidRequest, match="no regular file"):
+            read_vocabulary(folder, 512)
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", [NORM, UP + "weight_scale", BASE + "mlp.gate.e_score_correction_bias"])
+def test_numbers_that_are_none_are_found_when_all_is_read(
+    folder: Path, name: str, value: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors(lambda t: t[name].view(-1)[-1].fill_(-value))(folder)
+    assert main(["inspect", str(folder)]) == 0
+    taken_out = name.endswith("bias") and value == float("inf")  # of use: an expert that is never chosen
+    assert main(["inspect", str(folder), "--verify"]) == (0 if taken_out else 1)
+    assert (f"{name}: found 'NaN or an infinity', needed: finite numbers" in capsys.readouterr().out) != taken_out

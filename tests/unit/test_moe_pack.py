@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(300)  # twenty seconds of work, on cores that others use too
-@pytest.mark.parametrize("capability", ["90", pytest.param("120", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("capability", ["90", "120"])
 def test_products_compile_without_spills(capability: str) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.gpu_compile_moe", capability]

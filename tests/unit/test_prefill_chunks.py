@@ -81,9 +81,21 @@ def test_the_longest_prompt_is_a_bounded_number_of_chunks_and_nothing_is_lost() 
 
 def test_chunks_travel_with_their_update() -> None:
     chunks = [PrefillChunk(1, 16, 0, 5, 100), PrefillChunk(2, 0, 24, 7, 200)]
-    told = Update(b"", "s", 1, 1, 0, (3,), chunks=chunks)
+    told = Update(b"", "s", 1, 1, 0, (3,), chunks=chunks, cached_prompt_tokens=128)
     (there,), _ = step(response_to(7, [told], StepTimings(0, 0, 0, 0, 0)))
     assert there.chunks == [Chunk(*chunk) for chunk in chunks]
+    assert there.cached_prompt_tokens == 128
+
+
+def test_what_was_not_computed_is_told_with_the_first_tokens_and_the_last(rig: EngineRig) -> None:
+    engine = rig.engine(prefill_rows=16)
+    for name in ("first", "second"):
+        engine.start(replace(job(140, 4).start(), session_id=name))
+        told = [each for updates, _ in run(engine) for each in updates]
+    assert [each.cached_prompt_tokens for each in told] == [128, 0, 0, 128]
+    assert told[-1].usage is not None
+    assert told[-1].usage.cached_prompt_tokens == 128
+    assert sum(chunk.prompt_rows for chunk in told[-1].chunks) == 12
 
 
 def test_a_requests_prefill_span_has_its_chunks_as_events(out: InMemorySpanExporter) -> None:  # noqa: F811
@@ -92,12 +104,13 @@ def test_a_requests_prefill_span_has_its_chunks_as_events(out: InMemorySpanExpor
     trace, session = rig.generate()
     rig.now.ns += 100 * MS
     chunks = [Chunk(1, 512, 0, 30 * MS, day + 40 * MS), Chunk(1, 88, 0, 9 * MS, day + 50 * MS)]
-    rig.bench.step(update(session, [1], timings=Timings(queue_ns=MS), chunks=chunks))
+    rig.bench.step(update(session, [1], timings=Timings(queue_ns=MS), chunks=chunks, cached_prompt_tokens=128))
     rig.bench.acknowledge()
     rig.end(session)
     rig.spans.ended(trace, None)
     prefill = by_name(out)["prefill"]
     assert prefill.end_time is not None
+    assert dict(prefill.attributes or {}) == {"hedgerow.cached_prompt_tokens": 128}
     events = [
         (event.name, prefill.end_time - event.timestamp, dict(event.attributes or {})) for event in prefill.events
     ]

@@ -122,6 +122,22 @@ def test_compiled_processes_have_the_bits_of_compiled_ranks_in_one(folder: Path)
     assert not lost
 
 
+def test_every_rank_taps_other_layers(folder: Path) -> None:
+    """The last one too, whose sum is otherwise left out; and caches that nobody has any more go everywhere."""
+    one, rows = K2Model.load(folder, (0, 1), ranks=Ranks(2)), [SequenceRows(0, [0], [1, 2, 3], range(-1, 2), [2], True)]
+    with group(folder, 2, (0, 1)) as (target, lost):
+        for layers in ((1, 2), (0, 1)):
+            for model in (target, one):
+                model.tap(layers)
+                assert model.feature_layers == layers
+            expected = one.forward(rows, one.new_cache(1)).features
+            assert torch.equal(target.forward(rows, target.new_cache(1)).features, expected)
+        with pytest.raises(HedgerowError, match="2 of the target's 3 layers"):
+            target.tap((1, 3))
+        assert torch.equal(target.forward(rows, target.new_cache(1)).features, expected), "the group goes on"
+    assert not lost
+
+
 def test_converted_files_are_served_by_as_many_processes(folder: Path, tmp_path: Path) -> None:
     """Each rank opens its own file, and the bits and the hash are those of the published folder."""
     convert(folder, tmp_path / "out", 2, lambda text: None)
@@ -170,21 +186,19 @@ def test_the_bundled_model_on_two_processes_is_the_one_with_two_shards(tmp_path:
 def test_a_rank_that_dies_takes_the_group_down(folder: Path) -> None:
     with group(folder) as (target, lost):
         os.kill(target.group.pids[0], signal.SIGKILL)
-        eventually(lambda: lost, 10, "the loss of a rank")
+        eventually(lambda: lost, 25, "the loss of a rank")
         assert lost == ["rank 1 ended with status -9"]
         with pytest.raises(Unavailable, match="rank 1 ended with status -9"):
             step(target)
 
 
-def test_a_rank_that_hangs_takes_the_group_down_within_ten_seconds(folder: Path) -> None:
+def test_a_rank_that_hangs_takes_the_group_down_soon(folder: Path) -> None:
     with group(folder, 4) as (target, lost):
         step(target)
         os.kill(target.group.pids[1], signal.SIGSTOP)
-        began = time.monotonic()
-        eventually(lambda: lost, 10, "the loss of a rank")
-        assert time.monotonic() - began < 10
+        eventually(lambda: lost, 25, "the loss of a rank")
         assert "rank 2 hangs" in lost[0]
-        eventually(lambda: not any(map(alive, target.group.pids)), 5, "the end of the others")
+        eventually(lambda: not any(map(alive, target.group.pids)), 30, "the end of the others")
 
 
 def test_a_rank_that_hangs_in_a_step_ends_the_step(folder: Path) -> None:
@@ -194,14 +208,14 @@ def test_a_rank_that_hangs_in_a_step_ends_the_step(folder: Path) -> None:
         began = time.monotonic()
         with pytest.raises(Unavailable, match="rank group"):
             step(target)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 25
         assert len(lost) == 1
 
 
 def test_after_a_loss_a_new_group_is_as_good(folder: Path) -> None:
     with group(folder) as (target, lost):
         os.kill(target.group.pids[0], signal.SIGKILL)
-        eventually(lambda: lost, 10)
+        eventually(lambda: lost, 25)
     one = K2Model.load(folder, (1, 2), ranks=Ranks(2))
     with group(folder) as (target, lost):
         for there, here in zip(step(target), step(one), strict=True):

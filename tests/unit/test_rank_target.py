@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import NoReturn
@@ -13,9 +13,9 @@ import torch
 
 from hedgerow.engine.rank_process import pack, unpack
 from hedgerow.engine.rank_target import CudaGroupTarget, GroupCache, GroupTarget
-from hedgerow.errors import Unavailable
+from hedgerow.errors import InvalidRequest, Unavailable
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.interface import Prepares, Verified, WholeSteps
+from hedgerow.model.interface import Prepares, Taps, Verified, WholeSteps
 from hedgerow.model.selfcheck import SelfCheckFailed
 from kernels.sample import Law
 from kernels.tree_accept import WalkRows
@@ -27,8 +27,10 @@ class Calls:
 
     def __init__(self) -> None:
         self.told: list[tuple[object, ...]] = []
-        self.config = self.checkpoint_hash = self.kernel_law = self.architecture = None
-        self.feature_layers, self.feature_width, self.shards, self.waited = (), 0, 2, 1.5
+        self.checkpoint_hash = self.kernel_law = self.architecture = None
+        self.config = SimpleNamespace(num_hidden_layers=4)
+        self.feature_layers: tuple[int, ...] = (1, 3)
+        self.feature_width, self.shards, self.waited = 0, 2, 1.5
         self.inside, self.fails, self.direct = 0, False, True
 
     def tell(self, *message: object) -> None:
@@ -45,6 +47,12 @@ class Calls:
             yield
         finally:
             self.inside -= 1
+
+    def new_cache(self, pages: int) -> object:
+        return SimpleNamespace(page_size=64, pages=pages)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        self.feature_layers = tuple(layers)
 
     def verify(self, rows: object, cache: object, trees: object) -> Verified:
         assert self.inside == 1, "nothing bounds the step"
@@ -83,6 +91,21 @@ def test_ranks_on_devices_are_told_whole_steps() -> None:
     calls.fails = True
     with pytest.raises(Unavailable, match=r"a collective failed: CUDA error: an illegal access$"):
         target.verify(rows, cache, trees)
+
+
+def test_ranks_are_told_of_layers_and_of_caches_that_are_gone() -> None:
+    calls = Calls()
+    target = GroupTarget(calls, calls)
+    assert isinstance(target, Taps)
+    kept, gone = target.new_cache(3), target.new_cache(5)
+    del gone
+    target.tap((0, 2))
+    assert target.feature_layers == (0, 2)
+    with pytest.raises(InvalidRequest, match=r"feature_layers.*2 of the target's 4 layers"):
+        target.tap((0, 4))
+    again = target.new_cache(7)
+    assert calls.told == [("cache", 1, 3), ("cache", 2, 5), ("tap", 0, [0, 2]), ("drop", 2), ("cache", 3, 7)]
+    assert (kept.number, again.number) == (1, 3)
 
 
 def test_memory_that_gives_other_bits_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

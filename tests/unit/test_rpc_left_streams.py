@@ -55,6 +55,6 @@ async def test_a_stream_that_is_left_in_a_write_is_released_without_the_collecto
     if ends == "cancelled":
         call.cancel()
     await channel.close()
-    await soon(lambda: bool(released), 5)
+    await soon(lambda: bool(released), 30)
     assert released == handlers, "by the handler's own task, not by whoever collects it"
     await server.stop(0)

@@ -15,13 +15,21 @@ from hedgerow.engine.step import LocalDrafter
 from hedgerow.engine.tree import validate_tree
 from hedgerow.engine.types import TreeNodes
 from hedgerow.errors import HedgerowError
+from hedgerow.model.compiled_dflash import CompiledDFlash
 from hedgerow.model.dflash import DFlashModel
-from hedgerow.model.selector import BESIDE, FromPairs, Selector, build
+from hedgerow.model.selector import BESIDE, FromPairs, Selector, Trees, build, drafts
+from hedgerow.rpc.config import ConfigError
 from kernels.tree_build import plain_trees, top_logprobs
+from services.drafter.config import DrafterServiceConfig
+from services.drafter.loading import load
+from services.verifier.config import IN_PROCESS, VerifierServiceConfig
+from services.verifier.hosted import load_hosted
+from tests.compiled_builds import missing_compiler
 from tests.engine_rig import SETTINGS, Rig, prompt
 from tests.tiny import TinyPaths, write_json, write_tiny
 
 VOCAB, HIDDEN, RANK = 512, 64, 8
+needs_compiler = pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
 
 
 def write_selector(drafter: Path, gain: float = 1.0, rank: int = RANK, top_k: int = 16) -> None:
@@ -51,6 +59,44 @@ def pair(tiny: TinyPaths) -> tuple[DFlashModel, Selector]:
 
 def test_without_a_selector_there_is_none(tiny: TinyPaths) -> None:
     assert Selector.find(tiny.drafter, DFlashModel.load(tiny.drafter, tiny.target).config) is None
+
+
+@needs_compiler
+def test_conditional_trees_are_the_default_where_they_pay(tiny: TinyPaths) -> None:
+    """With a selector, on the engine that has a form of its own of them; else only where they are asked for."""
+    compiled, plain = (kind.load(tiny.drafter, tiny.target) for kind in (CompiledDFlash, DFlashModel))
+    for trees in ("auto", "conditional", "marginal"):
+        assert drafts(compiled, tiny.drafter, trees) is compiled, "there is no selector"
+    write_selector(tiny.drafter)
+    asked: tuple[tuple[Trees, bool, bool], ...] = (
+        ("auto", True, False), ("conditional", True, True), ("marginal", False, False),
+    )  # fmt: skip
+    for trees, of_compiled, of_plain in asked:
+        assert isinstance(drafts(compiled, tiny.drafter, trees), FromPairs) == of_compiled
+        assert isinstance(drafts(plain, tiny.drafter, trees), FromPairs) == of_plain
+
+
+@needs_compiler
+def test_so_they_are_in_both_processes(tiny: TinyPaths) -> None:
+    given = {"listen": "127.0.0.1:0", "model_path": tiny.drafter, "target_path": tiny.target, "engine": "compiled"}
+    hosting = {
+        "listen": "127.0.0.1:0", "model_path": tiny.target, "model_name": "m", "drafter": IN_PROCESS,
+        "drafter_path": tiny.drafter, "engine": "compiled",
+    }  # fmt: skip
+
+    def made(**more: object) -> str:
+        return load(DrafterServiceConfig(**(given | more))).trees  # type: ignore[arg-type]
+
+    def hosted() -> object:
+        return load_hosted(VerifierServiceConfig(**hosting)).engine._model  # type: ignore[arg-type]
+
+    assert made() == "marginal"
+    assert not isinstance(hosted(), FromPairs)
+    with pytest.raises(ConfigError, match=r"HEDGEROW_TREES.*conditional.*has no selector"):
+        made(trees="conditional")
+    write_selector(tiny.drafter)
+    assert (made(), made(trees="marginal"), made(engine="torch")) == ("conditional", "marginal", "marginal")
+    assert isinstance(hosted(), FromPairs)
 
 
 def test_a_selector_that_adds_nothing_gives_the_marginals_trees(tiny: TinyPaths) -> None:

@@ -205,7 +205,7 @@ async def test_the_load_is_told_while_a_step_hangs_and_its_steps_stand_still(
     gate, forward = threading.Event(), model.forward
 
     def held(rows: Sequence[SequenceRows], cache: LatentCache) -> ForwardOutput:
-        gate.wait(20)
+        gate.wait(60)
         return forward(rows, cache)
 
     monkeypatch.setattr(model, "forward", held)
@@ -220,7 +220,7 @@ async def test_the_load_is_told_while_a_step_hangs_and_its_steps_stand_still(
     async with TestGateway(f"127.0.0.1:{port}") as gateway:
         await gateway.start("session", PROMPT, common_pb2.SamplingParams(max_tokens=5, ignore_eos=True))
         await soon(lambda: engine.load().running)
-        loads = [await asyncio.wait_for(gateway.load(), 1) for _ in range(3)]
+        loads = [await asyncio.wait_for(gateway.load(), 10) for _ in range(3)]
         assert [(load.steps, load.running, load.tokens) for load in loads] == [(1, 1, 0)] * 3
         gate.set()
         await gateway.finished(["session"])

@@ -106,7 +106,7 @@ def test_logs_and_traces_share_the_traces_id() -> None:
         ("00-a-b-x1", False),
     ):
         assert tracing.is_sampled(given) is taken, given
-    begun = time.perf_counter()
+    begun = time.thread_time()
     for _ in range(1000):
         tracing.is_sampled("00-a-b-01")
-    assert time.perf_counter() - begun < 0.1
+    assert time.thread_time() - begun < 0.1

@@ -1,7 +1,9 @@
-"""What a verifier of several ranks takes, and what it says of itself."""
+"""What a verifier, of several ranks above all, takes, and what it says of itself."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,13 @@ def test_a_model_that_does_not_fit_is_refused_before_a_rank_is_started(
     given = {"listen": "127.0.0.1:0", "model_path": tmp_path, "model_name": "m", "tensor_parallel": 2}
     with pytest.raises(CheckpointError, match=r"GB of free memory, for the weights alone"):
         load_ranks(VerifierServiceConfig(**given), ())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("service", ["verifier", "drafter"])
+def test_a_configuration_is_read_before_torch_is_loaded(service: str) -> None:
+    """What torch reads of the environment is set between the two; a start is refused where it comes too late."""
+    code = f"import sys, services.{service}.config\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_the_number_of_ranks_is_part_of_the_fingerprint(tmp_path: Path) -> None:

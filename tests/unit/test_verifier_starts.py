@@ -39,6 +39,11 @@ def test_the_verifier_forms_the_digest_that_the_gateway_forms() -> None:
     assert (start.prompt, start.committed) == (tuple(PROMPT), tuple(COMMITTED))
 
 
+def test_whose_a_session_is_reaches_the_engine() -> None:
+    """Its prompts share pages with no other tenant's."""
+    assert [start_from(message(tenant=tenant), b"o", 8).tenant for tenant in ("", "acme")] == ["", "acme"]
+
+
 @pytest.mark.parametrize(
     "other", [{"session_id": "t"}, {"prompt": PROMPT[:2]}, {"committed": COMMITTED[:2]}, {"committed": COMMITTED[::-1]}]
 )

@@ -70,4 +70,4 @@ async def test_empty_returns_when_the_last_message_is_taken() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     await stream.receive()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 10)

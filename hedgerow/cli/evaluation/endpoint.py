@@ -55,12 +55,12 @@ class Endpoint:
 
     def chat(self, message: str, fields: Mapping[str, Any]) -> Said:
         """Answers one user's message. `fields` are added to the request."""
-        asked = {"model": self.model, "messages": [{"role": "user", "content": message}], **fields}
+        asked = {"model": self.model, "messages": [{"role": "user", "content": message}], "stream": False, **fields}
         return _said(self._post("/chat/completions", asked), lambda choice: choice["message"]["content"])
 
     def complete(self, prompt: str, fields: Mapping[str, Any]) -> Said:
         """Continues a text."""
-        asked = {"model": self.model, "prompt": prompt, **fields}
+        asked = {"model": self.model, "prompt": prompt, "stream": False, **fields}
         return _said(self._post("/completions", asked), lambda choice: choice["text"])
 
     def _post(self, path: str, asked: Mapping[str, Any]) -> Any:
@@ -161,6 +161,8 @@ def _said(answer: Any, text_of: Any) -> Said:
         raise Internal(
             f"the endpoint's answer has no choice with a text: {_shown(json.dumps(answer).encode())}"
         ) from None
+    if isinstance(text, list):  # parts, as some servers write what reasons
+        text = "".join(part["text"] for part in text if isinstance(part, dict) and isinstance(part.get("text"), str))
     usage = answer.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
     return Said(

@@ -3,7 +3,8 @@
 Imports nothing of this project. First it takes from itself, for good, all that a pure function does not need; then it
 runs the code it was given. What holds the code are the kernel's own limits, not Python:
 
-- Landlock: no file can be opened, but for reading below the standard library; no TCP, no signal to another process.
+- Landlock: no file can be opened, but for reading those of the standard library, packages installed below it left out;
+  no TCP, no signal to another process.
 - seccomp: system calls that are not in ALLOWED fail with EPERM: no socket, process, thread, program, signal, mount.
 - Namespaces of its own for users, network, IPC and host name, where the kernel lets us make them.
 - No capabilities, no new privileges, bounded memory, time and file size; it dies with its parent.
@@ -51,6 +52,9 @@ ALLOWED = {
 # what an answer may try, as Python's audit events name it
 TRIED = ("os.fork", "os.exec", "os.posix_spawn", "os.system", "os.kill", "subprocess.Popen", "socket.", "open",
          "_thread.start_new_thread", "os.remove", "os.rename", "os.mkdir", "os.listdir", "shutil.")  # fmt: skip
+# below the standard library of a Python without an environment lies what was installed: this package, and its answers
+INSTALLED = ("site-packages", "dist-packages")
+READ_FILE, READ_FOLDER = 0b0100, 0b1000
 CLONE_NEWUSER, OTHER_NAMESPACES = 0x10000000, 0x40000000 | 0x08000000 | 0x04000000  # network, IPC, host name
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER_MODE = 1, 38, 22, 2
 
@@ -82,13 +86,21 @@ def landlock() -> None:
     files = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
     attributes = struct.pack("=QQQ", files, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     ruleset = syscall(444, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
-    library = os.open(os.path.dirname(os.path.realpath(os.__file__)), os.O_PATH | os.O_CLOEXEC)
-    read_file_and_folder = 0b1100
-    rule = struct.pack("=Qi", read_file_and_folder, library)
-    syscall(445, ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint32(0))
+    library = os.path.dirname(os.path.realpath(os.__file__))
+    grant(ruleset, library, READ_FOLDER)
+    for entry in os.scandir(library):
+        if entry.name not in INSTALLED and not entry.is_symlink():
+            grant(ruleset, entry.path, READ_FILE)
     syscall(446, ctypes.c_int(ruleset), ctypes.c_uint32(0))
-    os.close(library)
     os.close(ruleset)
+
+
+def grant(ruleset: int, path: str, access: int) -> None:
+    """Of `path` and of all below it."""
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    rule = struct.pack("=Qi", access, place)
+    syscall(445, ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint32(0))
+    os.close(place)
 
 
 def seccomp() -> None:

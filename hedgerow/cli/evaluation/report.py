@@ -27,7 +27,7 @@ def as_json(rows: Sequence[Row], about: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_text(rows: Sequence[Row], about: dict[str, Any]) -> str:
-    """A line a task, then the sums."""
+    """A line a task, then the sums. What an answer says of itself steers no terminal."""
     lines = [f"{name}: {value}" for name, value in about.items()] + [""]
     for row in rows:
         cells = [f"{way} {_cell(outcome)}" for way, outcome in row.outcomes.items()]
@@ -40,7 +40,7 @@ def as_text(rows: Sequence[Row], about: dict[str, Any]) -> str:
     counted = same(rows)
     if counted is not None:
         lines.append(f"same text with trees and plain: {counted['same']} of {counted['compared']}")
-    return "\n".join(lines)
+    return "\n".join("".join(c if c.isprintable() else "\ufffd" for c in line) for line in lines)
 
 
 def passed(rows: Sequence[Row], way: str) -> int:

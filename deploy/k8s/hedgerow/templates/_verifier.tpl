@@ -65,7 +65,7 @@ spec:
 {{- end }}
 
 {{/* What the pods of a group of several know of it beside the ConfigMap. The number of a worker is its label, which every
-     version of the controller sets. */}}
+     version of the controller sets; the leader's address is completed to a name that the certificate is for. */}}
 {{- define "hedgerow.groupEnv" -}}
 - name: HEDGEROW_GROUP_SECRET
   valueFrom:
@@ -75,7 +75,7 @@ spec:
   valueFrom:
     fieldRef: {fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}
 - name: HEDGEROW_GROUP_LEADER
-  value: $(LWS_LEADER_ADDRESS):7414
+  value: $(LWS_LEADER_ADDRESS).svc.{{ .root.Values.network.clusterDomain }}:7414
 {{- end }}
 {{- end }}
 
