@@ -111,6 +111,20 @@ def test_sequences_join_and_leave(rig: Rig) -> None:
     assert max(fed.feed.members) > 1
 
 
+def test_pages_of_prompts_that_begin_alike(rig: Rig) -> None:
+    """Shared by sequences that end and come while steps are under way: nobody writes what another one reads."""
+    begin = prompt(130)
+    given = [
+        Job(f"s{n}", begin + prompt(n % 3, n), Sampling(seed=n, max_tokens=10 + 7 * n), 7, arrives=3 * n)
+        for n in range(6)
+    ]
+    fed = Fed(rig, max_sequences=3, pages=14)
+    done = fed.run(given)
+    assert done.tokens == rig.plain_all(given)
+    assert fed.engine.load().prefixes.hit_tokens >= 5 * 128
+    assert fed.feed.lines > 3
+
+
 def test_stop_strings_and_tokens_end_a_sequence_before_what_was_computed_behind_them(rig: Rig) -> None:
     plain, given = rig.plain_all(jobs(4, 16)), list[Job]()
     for n, job in enumerate(jobs(4, 16)):
