@@ -34,11 +34,10 @@ from hedgerow.engine.tree import Tree
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, StepResult, TreeNodes
 from hedgerow.engine.verifier import Plan, VerifierEngine
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.fed import FedLine, FedMember, FedSteps
+from hedgerow.model.fed import AHEAD, FedLine, FedMember, FedSteps
 from hedgerow.model.interface import Context, Target
 
 log = logging.getLogger(__name__)
-AHEAD = 2  # steps that are launched and not read
 NO_FEATURES = torch.empty(0, 0)
 NO_ROWS = SequenceRows(0, (), (), (), ())
 

@@ -3,9 +3,9 @@
     drafter's context <- features that were accepted      trees <- draft      rows <- trees, anchors
     walks <- verify step, moves in the cache              anchors, positions, features <- walks
 
-The host sends something only when the members change, and gets one copy a step, of walks and trees, into one of two
-places: so a step may be launched before the one before it was read. All of it is in one stream. A page that the host
-gives away while a step still writes there is written by its next owner behind that.
+The host sends something only when the members change, and gets one copy a step, of walks and trees, into places that
+take turns: so a step may be launched before the one before it was read. All of it is in one stream: a page that the
+host gives away while a step still writes there is written by its next owner behind that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hedgerow.model.cuda_graph import Kept, Recorded, inference, prepare_all
 from hedgerow.model.cuda_plan import MOST_SEQUENCES, SEQUENCES, Step, at_least, bucket, read
 from hedgerow.model.cuda_trees import NODES, build
 from hedgerow.model.cuda_walk import read_laws
-from hedgerow.model.fed import HORIZON, FedLine, FedMember
+from hedgerow.model.fed import AHEAD, HORIZON, FedLine, FedMember
 from kernels.gpu.fed_step import Contexts, Places, Rows, follow_on, pack, pick
 from kernels.gpu.follow import one_after_another
 
@@ -66,7 +66,7 @@ class CudaFed:
         self._entered: Pass | None = None
         self._members: Sequence[FedMember] = ()
         self._asked: Sequence[int] = ()
-        self._back: list[torch.Tensor] = []  # two places on the host, in turns
+        self._back: list[torch.Tensor] = []  # places on the host, in turns
 
     @staticmethod
     def serves(target: CudaK2, draft: CudaDFlash) -> bool:
@@ -111,7 +111,7 @@ class CudaFed:
             p.block.copy_(sent, non_blocking=True)
             self._device.busy = True
         self._entered, self._members, self._asked = p, members, asked
-        self._back = [self._device.host_room(p.shape.told) for _ in range(2)]
+        self._back = [self._device.host_room(p.shape.told) for _ in range(AHEAD)]
         return until
 
     def suits(self, asked: Sequence[int]) -> bool:
@@ -136,8 +136,8 @@ class CudaFed:
             p.step()
             t._count_experts(p.shape.rows)
             counted, t._counted = t._counted, 0  # known when the step is collected
-            self._back.reverse()
-            told = self._back[0]
+            told = self._back.pop(0)
+            self._back.append(told)
             told.copy_(p.told, non_blocking=True)
             return Launched(told, self._device.mark(), counted)
 

@@ -36,8 +36,8 @@ class FedLine(NamedTuple):
 class FedSteps(Protocol):
     """One line of steps over the same members at a time. Not safe for use by several threads.
 
-    `launch` does not wait for the device, and may be called again before the step is collected: the second step begins
-    where the first one will end. Steps are collected in their order, or never.
+    `launch` does not wait for the device, and may be called before the last AHEAD - 1 steps are collected: each begins
+    where the one before it will end. Steps are collected in their order, or never.
     """
 
     @property
@@ -90,6 +90,7 @@ class FedSteps(Protocol):
 
 
 HORIZON = 1024  # positions whose pages of a drafting context are taken at once
+AHEAD = 2  # steps that are launched and not read, at most
 
 
 def fed_steps(target: Target, draft: Draft) -> FedSteps | None:

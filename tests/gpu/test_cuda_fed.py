@@ -39,6 +39,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, of divisions by a weight of 0
+    pytest.mark.timeout(230),  # interpreted it is all Python
 ]
 ON_A_CARD = pytest.mark.skipif(INTERPRETED, reason="slow: tests/unit/test_fed_steps.py has it with steps on the host")
 
@@ -103,6 +104,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
         yield Models(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="module")
+def apart(models: Models) -> Ran:
+    """Interpreted: two sequences, one greedy, one seeded, in steps that wait for each other."""
+    return models.run(jobs(2, 0, 5), fed=False)
+
+
 @pytest.fixture
 def truth(models: Models, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Texts: trees of steps that feed each other then hold what follows in them."""
@@ -117,7 +124,7 @@ def truth(models: Models, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         return made[-1]
 
     def tell(logits: torch.Tensor, ask: torch.Tensor, caps: torch.Tensor, out: torch.Tensor) -> None:
-        at, nodes = made[-1].parts, out.shape[1] // 3
+        at, nodes = next(one.parts for one in made if one.parts.ask is ask), out.shape[1] // 3
         out.zero_()
         for s, most in enumerate(ask.tolist()):
             position, tokens, parents, above = int(at.fields.prefix[s]), list[int](), list[int](), -1
@@ -149,18 +156,29 @@ def jobs(count: int, budget: int, tokens: int) -> list[Job]:
     ]  # fmt: skip
 
 
-def test_tokens_are_those_of_steps_that_wait(models: Models, truth: list[list[int]]) -> None:
-    """Interpreted: two sequences, of which the second joins in the middle; one greedy, one seeded."""
-    if INTERPRETED:
-        given = [jobs(2, 0, 6)[0], replace(jobs(2, 0, 5)[1], arrives=2)]
-        apart = models.run(given, fed=False)
-        truth += [[*job.prompt, *apart.tokens[job.name]] for job in given]
-        given = [replace(job, budget=7) for job in given]
-        fed = models.run(given, fed=True)
-        assert fed.tokens == apart.tokens
-        assert fed.fed > 1
-        assert sum(usage.accepted_draft_tokens for usage in fed.usage.values()) > 2
-        return
+@pytest.mark.skipif(not INTERPRETED, reason="there the trees are the drafter's")
+def test_long_paths_and_one_that_joins(models: Models, apart: Ran, truth: list[list[int]]) -> None:
+    given = [jobs(2, 7, 5)[0], replace(jobs(2, 7, 5)[1], arrives=2)]
+    truth += [[*job.prompt, *apart.tokens[job.name]] for job in given]
+    fed = models.run(given, fed=True)
+    assert fed.tokens == apart.tokens
+    assert fed.fed > 1
+    assert sum(usage.accepted_draft_tokens for usage in fed.usage.values()) > 2
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="there the trees are the drafter's")
+def test_one_without_a_tree_and_one_that_is_cancelled(models: Models, apart: Ran, truth: list[list[int]]) -> None:
+    given = [replace(job, budget=budget) for job, budget in zip(jobs(2, 0, 5), (0, 12), strict=True)]
+    truth += [[*job.prompt, *apart.tokens[job.name]] for job in given]
+    fed = models.run(given, fed=True, cancels={2: "s1"})
+    assert fed.finish["s1"] is Finish.CANCELLED
+    assert fed.tokens["s1"] == apart.tokens["s1"][: len(fed.tokens["s1"])]
+    assert fed.tokens["s0"] == apart.tokens["s0"]
+    assert fed.fed > 1
+
+
+@ON_A_CARD
+def test_tokens_are_those_of_steps_that_wait(models: Models) -> None:
     for count, budget in ((1, 7), (1, 0), (4, 7), (8, 16), (32, 7), (3, 63)):
         given = jobs(count, budget, 96)
         apart, fed = models.run(given, fed=False), models.run(given, fed=True)
@@ -170,20 +188,6 @@ def test_tokens_are_those_of_steps_that_wait(models: Models, truth: list[list[in
         accepted = sum(usage.accepted_draft_tokens for usage in fed.usage.values())
         before = sum(usage.accepted_draft_tokens for usage in apart.usage.values())
         assert budget == 0 or accepted > 0.9 * before, "trees got worse"
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="there the trees are the drafter's")
-def test_budgets_of_their_own_and_one_that_is_cancelled(models: Models, truth: list[list[int]]) -> None:
-    """Three in one line: without a tree, with a chain of one token a level, with a wide tree that is cancelled."""
-    given = [replace(job, arrives=0) for job in jobs(3, 0, 6)]
-    apart = models.run(given, fed=False)
-    truth += [[*job.prompt, *apart.tokens[job.name]] for job in given]
-    given = [replace(job, budget=budget) for job, budget in zip(given, (0, 4, 12), strict=True)]
-    fed = models.run(given, fed=True, cancels={2: "s2"})
-    assert fed.finish["s2"] is Finish.CANCELLED
-    assert fed.tokens["s2"] == apart.tokens["s2"][: len(fed.tokens["s2"])]
-    assert {name: fed.tokens[name] for name in ("s0", "s1")} == {name: apart.tokens[name] for name in ("s0", "s1")}
-    assert fed.fed > 1
 
 
 @ON_A_CARD
