@@ -159,8 +159,8 @@ class FedVerifier(VerifierEngine):
             if answer is None:
                 return False
             contexts = [drafter.engine.context(work.sequence.number, work.prefix) for work in works]
-        if any(most and context is None for most, context in zip(asked, contexts, strict=True)):
-            return False
+        if any(work.sequence.budget and context is None for work, context in zip(works, contexts, strict=True)):
+            return False  # its features must be kept here
         line = [self._member(work, most, context) for work, most, context in zip(works, asked, contexts, strict=True)]
         try:
             until = feed.enter([_entering(member) for member in line], self.cache)
