@@ -10,7 +10,7 @@ import torch
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.cuda import CudaK2
 from hedgerow.model.cuda_dflash import CudaDFlash
-from tests.gpu_compile import SHARED, Launch, build, launches
+from tests.gpu_compile import SHARED, Launch, as_served, build, launches
 
 SAPLING = Path("models/sapling")
 UNDER_THE_INTERPRETER = ("_row_attention",)  # on a card others do its work
@@ -31,13 +31,6 @@ def steps() -> list[Launch]:
         drafter.draft([state], [1], [3])
 
     return [as_served(launch) for launch in launches(run)]
-
-
-def as_served(launch: Launch) -> Launch:
-    """With what `launches` turns off: the wait for the kernel before."""
-    if "PDL" not in launch.arguments:
-        return launch
-    return launch._replace(arguments=launch.arguments | {"PDL": True}, options=launch.options | {"launch_pdl": True})
 
 
 def form(launch: Launch) -> tuple[object, ...]:
