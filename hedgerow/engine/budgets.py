@@ -27,7 +27,7 @@ SAVED = 8.0  # most steps' time that the credit may hold
 FIRST = (8, 0, 4, 16, 0, 8, 2, 0)  # budgets of the first steps with about so many sequences
 PAUSE = 12  # least steps between two trials of which the first won nothing
 SCOUT = 4  # nodes of the one tree that is tried where several sequences decode plainly
-AGAIN = 8  # steps for which one sequence's choice stands
+AGAIN, SOON = 7, 3  # steps for which the choice of one sequence stands, and that of several, while they are the same
 WORTH = 1.03  # times plain decoding's rate: less is not worth a tree
 PRICES = (0.6, 0.45, 0.34, 0.26, 0.2, 0.15, 0.11, 0.08, 0.06, 0.04, 0.025)  # tokens a node
 NEVER = float("inf")
@@ -68,7 +68,7 @@ class Budgets:
         self._turn = self._stands = self._paid = 0
         self._last: tuple[list[int], Option] | None = None  # by the numbers of its sequences
         self._begun: dict[int, int] = {}  # first steps by kind of batch
-        self._trial = False  # whether the present step is one
+        self.trying = False  # whether the present step is a trial
         self._plain = False  # whether the best choice is plain decoding
         self._worth = 0.0  # what the present trial is expected to lose, in milliseconds
         self._rate = 0.0  # tokens a millisecond of the best choice
@@ -76,7 +76,7 @@ class Budgets:
     def choose(self, works: Sequence[Work]) -> list[Work]:
         """The decoding sequences' works with the budgets of this step; those that a request fixed stay."""
         free = [work for work in works if work.sequence.curve is not None and work.budget]
-        self._trial = False
+        self.trying = False
         if not free:
             return list(works)
         option = self._option(works, free)
@@ -90,7 +90,7 @@ class Budgets:
 
     def verified(self, sequence: AttachedSequence, budget: int, accepted: Sequence[int]) -> None:
         """The target has seen a tree of the sequence: these nodes, counted from 0, were accepted."""
-        rare = self._trial and self._plain
+        rare = self.trying and self._plain
         self.shared[sequence.start.sampling.temperature > 0].saw(budget, accepted, NEWS if rare else 0.0)
         if sequence.curve is not None:
             sequence.curve.saw(budget, accepted)
@@ -99,13 +99,13 @@ class Budgets:
         """The step of the newest choice took `ms`, from its plan to the next, and brought `tokens`."""
         if not self._rate:
             return
-        if not self._trial:
+        if not self.trying:
             self._credit = min(self._credit + SHARE * ms, SAVED * ms)
             self._pause -= 1
             return
         lost = ms - tokens / self._rate
         # what one step shows is mostly noise, unless it shows far more than was expected
-        self._credit -= max(self._worth, min(lost / 2, SAVED * ms) if lost > ms / 2 else 0.0, 0.0)
+        self._credit -= max(self._worth, lost if lost > ms / 2 else 0.0, 0.0)
         self._pause = PAUSE if lost > 0 else 0
 
     def _option(self, works: Sequence[Work], free: Sequence[Work]) -> Option:
@@ -119,7 +119,7 @@ class Budgets:
             best = self._last[1]
         else:
             best = self._best(works, free)
-            self._last, self._stands = None if self._trial else (numbers, best), AGAIN - 1 if len(works) == 1 else 0
+            self._last, self._stands = None if self.trying else (numbers, best), AGAIN if len(works) == 1 else SOON
         return best
 
     def _first(self, sequences: int) -> int | None:
@@ -152,8 +152,10 @@ class Budgets:
         if self._pause > 0 or not best.rate:
             return best
         others = [option for option in found if option is not best]
-        if len(free) > 1 and best is found[0]:  # whether trees pay is cheapest to learn with one sequence
-            others.append(self._reckoned(self._scout(free), fixed))
+        if best is found[0]:  # whether trees pay: a small one hardly shows it, and with one sequence it costs least
+            others = [option for option in others if max(option.budgets) >= SCOUT]
+            if len(free) > 1:
+                others.append(self._reckoned(self._scout(free), fixed))
         others = [option for option in others if option.ms - option.tokens / best.rate <= self._credit]
         if not others:
             return best
@@ -161,7 +163,7 @@ class Budgets:
         self._worth = other.ms - other.tokens / best.rate
         self._turn += 1
         self.trials += 1
-        self._trial = True
+        self.trying = True
         return other
 
     def _scout(self, free: Sequence[Work]) -> Option:

@@ -20,6 +20,7 @@ from hedgerow.engine.tree import TreeConfig
 from hedgerow.engine.types import DraftBatch, PaceLoad
 
 UNKNOWN = 16  # rows of a chunk before one was measured
+ALL, EVERY = 200, 3  # first steps, all of which are learned from; of the later ones each third, and every unusual one
 LEARNS, FARTHEST = 0.2, 0.7  # share of a chunk's deviation that the next ones follow; the largest that counts, as a log
 
 
@@ -41,7 +42,7 @@ class Pace:
         self.budgets = Budgets(self.times, config.auto_budget) if config.auto_budget else None
         self.predicted_ms = self.measured_ms = 0.0  # of steps that were predicted before they ran, all together
         self._ran: Ran | None = None
-        self._begun_ns = 0
+        self._begun_ns = self._count = 0
         self._alone_ms = 0.0  # what the present step would take without its chunk; 0: nothing decodes
         self._row_ms = 0.0  # of a chunk; 0: not known
         self._seen: tuple[Sequence[Part], Sequence[Walk]] = ((), ())
@@ -55,7 +56,16 @@ class Pace:
         ran, self._ran, self._begun_ns = self._ran, None, now_ns
         if ran is None or now_ns <= ran.begun_ns:
             return
-        predicted, ms = self.times.milliseconds(ran.load), (now_ns - ran.begun_ns) / 1e6
+        ms = (now_ns - ran.begun_ns) / 1e6
+        self._count += 1
+        trying = self.budgets is not None and self.budgets.trying
+        if self._count < ALL or self._count % EVERY == 0 or trying or ran.load.chunk:
+            self._learn_step(ran, ms)
+        if self.budgets is not None:
+            self.budgets.took(ran.tokens, ms)
+
+    def _learn_step(self, ran: Ran, ms: float) -> None:
+        predicted = self.times.milliseconds(ran.load)
         if predicted:
             self.predicted_ms, self.measured_ms = self.predicted_ms + predicted, self.measured_ms + ms
         asked = ran.load.drafts or ran.load.fed
@@ -63,8 +73,6 @@ class Pace:
         self.times.took(ran.load, draft, ms - draft)
         if ran.load.chunk:
             self._learn_row(ran.load.chunk, ms)
-        if self.budgets is not None:
-            self.budgets.took(ran.tokens, ms)
 
     def _learn_row(self, rows: int, ms: float) -> None:
         """From a step with a chunk. Not from the fit: what a row adds to such steps is all that is asked here, and it
@@ -101,7 +109,7 @@ class Pace:
         load = Load(len(works), rows, sum(work.prefix for work in works), len(budgets), sum(budgets), fed)
         alone = self.times.milliseconds(load)
         self._alone_ms = alone
-        if not self._row_ms:
+        if not (self._row_ms and alone):
             return min(UNKNOWN, self._most)
         more = alone * (self._factor - 1) * max(1.0, prompts / len(works))
         return max(1, min(self._most, int(more / self._row_ms)))

@@ -222,8 +222,7 @@ def budgets_of(run: Run) -> Counter[int]:
     return Counter(each.budget for each in stats)
 
 
-@pytest.mark.parametrize("setting", ["greedy", "t08-p095"])
-@pytest.mark.parametrize("sequences", [1, 4])
+@pytest.mark.parametrize(("setting", "sequences"), [("greedy", 4), ("t08-p095", 1)])
 def test_chosen_budgets_change_no_token(rig: Rig, setting: str, sequences: int) -> None:
     sampling = replace(SETTINGS[setting], max_tokens=60, ignore_eos=True)
     work = [Job(f"{setting}-{i}", prompt(20 + i, i), replace(sampling, seed=i), arrives=3 * i) for i in range(5)]
