@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from hedgerow.model import memory
+from hedgerow.model.config import K2Config
 from hedgerow.model.dflash import DFlashModel
 from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.fits import check_fit
@@ -16,6 +19,7 @@ from hedgerow.model.selector import FromPairs, drafts
 from hedgerow.model.tensors import WHOLE
 from hedgerow.weights.__main__ import main
 from hedgerow.weights.published import MEMBERS, MINI, TRUE, Member
+from hedgerow.weights.published import config as target_config
 from hedgerow.weights.rehearse import write_json
 from hedgerow.weights.rehearse_drafter import DraftKind, config, layer_ids, wanted, write_drafter
 from hedgerow.weights.report import inspect
@@ -31,13 +35,13 @@ def test_at_the_true_sizes_it_is_as_large_as_the_published_ones(tmp_path: Path) 
     shapes = {one.name: one.part(WHOLE.ranks) for one in wanted(c)}
     assert shapes["fc.weight"] == (7168, 43008)
     assert shapes["layers.5.self_attn.k_proj.weight"] == (1024, 7168)
-    total = 0
-    for shape in shapes.values():
-        size = 2
-        for length in shape:
-            size *= length
-        total += size
+    total = sum(2 * math.prod(shape) for shape in shapes.values())
     assert total / 2**30 == pytest.approx(6.48, abs=0.005)
+    assert total == memory.DRAFTER, "what the tables of memory take one for"
+    write_json(tmp_path / "config.json", target_config("k2.6", TRUE))
+    target = K2Config.from_folder(tmp_path)
+    key_rows = sum(2 * math.prod(shape) for name, shape in shapes.items() if ".k_proj." in name or ".v_proj." in name)
+    assert memory.drafter(target) == total + key_rows + 2 * 163840 * 7168 * 2, "again, and the target's two tables"
 
 
 def test_layers_of_a_target_that_is_cut_short() -> None:
