@@ -65,6 +65,13 @@ def launches(call: Callable[[], object]) -> list[Launch]:
     return found
 
 
+def as_served(launch: Launch) -> Launch:
+    """With what `launches` turns off: the wait for the kernel before."""
+    if "PDL" not in launch.arguments:
+        return launch
+    return launch._replace(arguments=launch.arguments | {"PDL": True}, options=launch.options | {"launch_pdl": True})
+
+
 def build(launch: Launch, capability: int) -> Compiled:
     """As Triton specialises: pointers are aligned, integers 1 are constants, multiples of 16 are known as such."""
     signature, constants, attributes = dict[str, str](), dict[tuple[int, ...], Any](), dict[tuple[int, ...], Any]()
@@ -110,12 +117,14 @@ def _run(tool: str, *arguments: str) -> str:
     return subprocess.run([BIN / tool, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def compiled(call: Callable[[], object], capability: int = 90, spilled: int = 0) -> list[Compiled]:
-    """Every kernel that `call` launches, for this compute capability.
+def compiled(
+    call: Callable[[], object], capability: int = 90, spilled: int = 0, served: bool = False
+) -> list[Compiled]:
+    """Every kernel that `call` launches, for this compute capability. `served`: with its wait for the one before.
 
     Asserts that each spills no more than `spilled` bytes and has room for what it shares.
     """
-    built = [build(launch, capability) for launch in launches(call)]
+    built = [build(as_served(launch) if served else launch, capability) for launch in launches(call)]
     assert built, "nothing was launched"
     for one in built:
         assert one.spilled <= spilled, f"{one.name} spills {one.spilled} bytes"

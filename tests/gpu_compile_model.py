@@ -13,7 +13,7 @@ from hedgerow.model.cuda_dflash import CudaDFlash
 from hedgerow.model.cuda_fed import CudaFed
 from hedgerow.model.fed import FedMember
 from kernels.sample import Law
-from tests.gpu_compile import SHARED, Launch, build, launches
+from tests.gpu_compile import SHARED, Launch, as_served, build, launches
 
 SAPLING = Path("models/sapling")
 UNDER_THE_INTERPRETER = ("_row_attention",)  # on a card others do its work
@@ -42,13 +42,6 @@ def steps() -> list[Launch]:
 
     first = [as_served(launch) for launch in launches(run)]
     return first + [as_served(one) for one in launches(feed) if one.function.__name__ in BETWEEN]
-
-
-def as_served(launch: Launch) -> Launch:
-    """With what `launches` turns off: the wait for the kernel before."""
-    if "PDL" not in launch.arguments:
-        return launch
-    return launch._replace(arguments=launch.arguments | {"PDL": True}, options=launch.options | {"launch_pdl": True})
 
 
 def form(launch: Launch) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ import torch
 
 from kernels.gpu.pair_scores import pair_scores
 from kernels.gpu.tree_pairs import tree_pairs
-from tests.gpu_compile import compiled
+from tests.gpu_compile import NOT_READ, compiled
 
 
 def ints(*shape: int) -> torch.Tensor:
@@ -31,7 +31,9 @@ if __name__ == "__main__":
     books = [torch.zeros(512, 256) for _ in range(2)]
     for width in (16, 31):
         given = (torch.zeros(64, 7, width), ints(64, 7, width), torch.zeros(64, 7, 256), ints(64, 8)[:, 0], ints(64))
-        built += compiled(lambda given=given: pair_scores(*given, *books), capability)  # type: ignore[misc]
+        built += compiled(lambda given=given: pair_scores(*given, *books), capability, served=True)  # type: ignore[misc]
     for one in built:
+        waits = bool(one.instructions["ACQBULK"]) and bool(one.instructions["PREEXIT"])
+        assert capability in NOT_READ or waits == (one.name == "_pair_scores"), one
         print(f"{one.name}: {one.registers} registers, {one.shared} bytes shared, {one.spilled} spilled")
     print(f"{len(built)} kernels")

@@ -22,8 +22,10 @@ class EngineConfig:
     max_waiting: int = 256  # behind it; one more is refused with Overloaded
     pages: int | None = None  # of the latent cache
     prefill_rows: int = 256  # prompt and replay rows in one step, all sequences together
+    prefill_factor: float = 0.0  # times the step without them that a step with them may take, as measured; 0: any
     max_budget: int = 63
     default_budget: int = 8  # of a start that names none
+    auto_budget: int = 0  # above 0: such a start's trees have up to so many nodes, chosen in each step (budgets.py)
     max_context: int | None = None  # tokens of prompt and output together
     run_ahead: int = 512  # most tokens emitted beyond the committed offset; a sequence is held there
     kept_ends: int = 256  # sequences that have ended and whose last tokens are not acknowledged
@@ -40,6 +42,10 @@ class EngineConfig:
             value = getattr(self, field)
             if value is not None and value < least:
                 raise InvalidRequest(field, value, f"at least {least}")
+        if 0 < self.prefill_factor < 1:
+            raise InvalidRequest("prefill_factor", self.prefill_factor, "at least 1, or 0 for no limit")
+        if self.auto_budget > self.max_budget:
+            raise InvalidRequest("auto_budget", self.auto_budget, f"at most max_budget, {self.max_budget}")
         if self.prefix_cache not in SHARING:
             raise InvalidRequest("prefix_cache", self.prefix_cache, f"one of {', '.join(SHARING)}")
         if self.default_budget > self.max_budget:
@@ -58,6 +64,8 @@ _LEAST = {
     "prefill_rows": 1,
     "max_budget": 0,
     "default_budget": 0,
+    "auto_budget": 0,
+    "prefill_factor": 0,
     "max_context": 2,
     "run_ahead": 1,
     "kept_ends": 0,

@@ -60,7 +60,8 @@ class DraftDesk:
         rows = min(ring.end - position, left)
         whole = position + rows == work.prefix and rows > 0
         budget = work.budget if whole or position == work.prefix else 0
-        if budget == 0 and (rows == 0 or (work.phase is Phase.DECODING and work.budget == 0)):
+        waits = work.budget == 0 if work.phase is Phase.DECODING else not work.feed
+        if budget == 0 and (rows == 0 or waits):
             return None
         return DraftWork(
             sequence=sequence.number,

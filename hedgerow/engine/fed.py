@@ -30,6 +30,7 @@ from hedgerow.engine.reads import Reads
 from hedgerow.engine.sampler import RowDraw, edits, law_of
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import AttachedSequence, Phase
+from hedgerow.engine.step_times import Load
 from hedgerow.engine.tree import Tree
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, StepResult, TreeNodes
 from hedgerow.engine.verifier import Plan, VerifierEngine
@@ -179,8 +180,10 @@ class FedVerifier(VerifierEngine):
         return Member(sequence, context, len(sequence.output), sequence.start.topk_cap, 0, last, asked)
 
     def _serves(self, work: Work) -> bool:
+        """`curve`: budgets that follow what steps take and trees bring are those of steps that wait."""
         sampling, offset = work.sequence.start.sampling, len(work.sequence.output)
-        return work.phase is Phase.DECODING and not edits(RowDraw(sampling, 0, offset))
+        apart = edits(RowDraw(sampling, 0, offset)) or work.sequence.curve is not None
+        return work.phase is Phase.DECODING and not apart
 
     def _has_room(self, sequence: AttachedSequence, tokens: int) -> bool:
         """Whether so many more do not hold the sequence back, and the models have positions for them and a tree."""
@@ -230,7 +233,9 @@ class FedVerifier(VerifierEngine):
 
     def _accept_lines(self, flight: Flight, lines: Sequence[FedLine]) -> None:
         works = {work.sequence.number: work for work in flight.plan.works}
-        total = sum(len(line.tokens) + 1 for line in lines if line.path)
+        counted = [line for line in lines if line.path]
+        total, keys = sum(len(line.tokens) + 1 for line in counted), sum(work.prefix for work in works.values())
+        self._pace.loaded(Load(len(counted), total, keys))  # the draft is in it
         for member, line, asked in zip(self._line, lines, flight.asked, strict=True):
             if asked < 0 or not member.here:
                 continue

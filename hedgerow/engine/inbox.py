@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hedgerow.engine.adopt import Pair, fenced
 from hedgerow.engine.config import EngineConfig
+from hedgerow.engine.curves import Curve
 from hedgerow.engine.sampler import validate_sampling
 from hedgerow.engine.scheduler import Scheduler
 from hedgerow.engine.sequence import AttachedSequence
@@ -151,10 +152,13 @@ class Inbox:
             raise InvalidRequest("budget", start.budget, "at least 0")
         if start.topk_cap < 0:
             raise InvalidRequest("topk_cap", start.topk_cap, "at least 0")
-        wanted = self._config.default_budget if start.budget is None else start.budget
+        auto = self._config.auto_budget if start.budget is None else 0
+        wanted = auto or (self._config.default_budget if start.budget is None else start.budget)
         budget = min(wanted, self._config.max_budget)
         ring = self._config.feature_ring
         sequence = AttachedSequence(next(self._numbers), start, budget, ring, vocabulary, eos)
+        if auto:
+            sequence.curve = Curve(auto)
         if sequence.slots > max_slots:
             raise InvalidRequest("max_tokens", start.sampling.max_tokens, f"the cache has {max_slots} slots")
         return sequence

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import bisect
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.kv_cache import PagePool
@@ -27,6 +28,17 @@ class Work(NamedTuple):
     rows: int  # prompt or replay rows; the anchor's one row in DECODING
     budget: int  # most nodes of the tree below the anchor; 0: plain
     room: int = 1  # most tokens to emit: the sequence's end, or what the store may be behind
+    feed: bool = True  # whether features of rows that draw nothing go to the drafter at once
+
+
+class Paces(Protocol):
+    """Decides how much a step takes on: hedgerow/engine/pace.py."""
+
+    def begins(self, now_ns: int) -> None: ...
+    def idle(self) -> None: ...
+    def choose(self, works: Sequence[Work]) -> list[Work]: ...
+    def chunk_rows(self, works: Sequence[Work], prompts: int) -> int: ...
+    def feeds(self) -> bool: ...
 
 
 class Scheduler:
@@ -37,8 +49,9 @@ class Scheduler:
     first in the queue gets the next pages that are freed; nothing overtakes it.
     """
 
-    def __init__(self, config: EngineConfig, pool: PagePool) -> None:
+    def __init__(self, config: EngineConfig, pool: PagePool, pace: Paces | None = None) -> None:
         self.config, self.pool, self.prefixes = config, pool, PrefixCache(config, pool)
+        self._measured = pace
         self.waiting: list[AttachedSequence] = []  # sorted by `order`
         self.running: list[AttachedSequence] = []
         self._pace = 1.0  # seconds between two ends of sequences, smoothed
@@ -77,6 +90,7 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """Admits what fits, then the next step's work; decoding sequences first."""
+        begun = time.perf_counter_ns()
         self.prefixes.publish()
         while self._admissible():
             sequence = self.waiting.pop(0)
@@ -84,7 +98,14 @@ class Scheduler:
             self.running.append(sequence)
         self.prefixes.follow()
         decoding = [self._decode(s) for s in self.running if s.phase is Phase.DECODING and not self._held(s)]
-        return decoding + self._chunks()
+        if self._measured is None:
+            return decoding + self._chunks(decoding)
+        self._measured.begins(begun)
+        decoding = self._measured.choose(decoding)
+        works = decoding + self._chunks(decoding)
+        if not works:
+            self._measured.idle()
+        return works
 
     def check(self) -> None:
         """InvariantViolation unless the pool's counts are those of the sequences here."""
@@ -106,14 +127,18 @@ class Scheduler:
         budget = sequence.budget if room > 1 else 0
         return Work(sequence, Phase.DECODING, sequence.cached, 1, budget, room)
 
-    def _chunks(self) -> list[Work]:
-        """Replay chains and prompt chunks within `prefill_rows`, which are shared out in the queue's order.
+    def _chunks(self, decoding: list[Work]) -> list[Work]:
+        """Replay chains and prompt chunks within the rows that the step has for them, shared out in the queue's order.
 
         Replays stand first: rows of output lie together, before those of prompts.
         """
-        left, works = self.config.prefill_rows, []
+        works: list[Work] = []
         behind = [s for s in self.running if s.phase in (Phase.PREFILLING, Phase.REPLAYING)]
-        for sequence in sorted(behind, key=lambda item: item.order):
+        behind.sort(key=lambda item: item.order)
+        left, feed = self.config.prefill_rows, True
+        if behind and self._measured is not None:
+            left, feed = self._measured.chunk_rows(decoding, len(behind)), self._measured.feeds()
+        for sequence in behind:
             phase, prompt = sequence.phase, len(sequence.start.prompt)
             if phase is Phase.PREFILLING:
                 rows = min(prompt - sequence.cached, left)
@@ -122,7 +147,7 @@ class Scheduler:
             if rows == 0:
                 break
             left -= rows
-            works.append(Work(sequence, phase, sequence.cached, rows, 0))
+            works.append(Work(sequence, phase, sequence.cached, rows, 0, feed=feed or sequence.curve is None))
         return sorted(works, key=lambda work: work.phase is Phase.PREFILLING)
 
     def _note_end(self, now: float) -> None:

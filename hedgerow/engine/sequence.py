@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from hedgerow.engine.chunks import Chunks
+from hedgerow.engine.curves import Curve
 from hedgerow.engine.features import FeatureRing
 from hedgerow.engine.stops import Stop, StopWatch
 from hedgerow.engine.tree import TreeConfig
@@ -60,6 +61,7 @@ class AttachedSequence:
         self.keys: tuple[bytes, ...] | None = None  # of its prompt's whole pages; None: not asked for yet
         self.shared = self.found = 0  # leading pages that the prefix cache has too; prompt tokens that it had before
         self.features = FeatureRing(ring) if budget else None
+        self.curve: Curve | None = None  # of a sequence whose budgets are chosen, up to `budget`
         self.finish = Finish.NONE
         self._watch = StopWatch(start.sampling, vocabulary, eos)
         self.stop: Stop | None = None
@@ -110,6 +112,8 @@ class AttachedSequence:
         """
         self.start, self.pair, self._chunks = start, (start.epoch, start.attempt), Chunks()
         self.budget = min(self.budget, budget)
+        if start.budget is not None:
+            self.curve = None
         self._follow(start.committed[len(self.output) :])
         self.committed = self.told = len(start.committed)
 

@@ -218,6 +218,14 @@ class PrefixLoad(NamedTuple):
     reclaimed_pages: int = 0  # for sequences that needed them
 
 
+class PaceLoad(NamedTuple):
+    """How well steps were predicted; counters since start."""
+
+    predicted_seconds: float = 0.0  # that steps were reckoned to take, before they ran
+    measured_seconds: float = 0.0  # that those took, each to the next one's plan
+    budget_trials: int = 0  # steps with other budgets than the best known ones, to learn from
+
+
 class EngineLoad(NamedTuple):
     """What routing, health and tests need to know; counters since start."""
 
@@ -236,3 +244,4 @@ class EngineLoad(NamedTuple):
     kept_ends: int  # sequences that have ended and are not acknowledged
     faults: int
     prefixes: PrefixLoad = PrefixLoad()
+    pace: PaceLoad = PaceLoad()

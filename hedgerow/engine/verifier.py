@@ -24,6 +24,7 @@ from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.drafts import DraftDesk
 from hedgerow.engine.inbox import Cancel, Committed, Inbox, Limits
 from hedgerow.engine.kv_cache import PagePool
+from hedgerow.engine.pace import Pace
 from hedgerow.engine.reads import Hidden, Reads
 from hedgerow.engine.scheduler import Scheduler, Work, expired
 from hedgerow.engine.sequence import AttachedSequence
@@ -75,15 +76,15 @@ class VerifierEngine:
             raise InvalidRequest("vocabulary", len(vocabulary), f"the model has {model.config.vocab_size} tokens")
         self._reads = reads or Hidden(model.feature_width)
         if not self._reads.width:
-            config = replace(config, max_budget=0, default_budget=0)
+            config = replace(config, max_budget=0, default_budget=0, auto_budget=0)
         self.config = config
         positions = model.config.max_position_embeddings
         self.max_context = min(config.max_context or positions, positions)
-        self._model, self._eos = model, eos
+        self._model, self._eos, self._pace = model, eos, Pace(config)
         self._whole = model if isinstance(model, WholeSteps) else None
         self.cache = model.new_cache(config.pages_for(self.max_context))
         self.pool = PagePool(self.cache.pages, self.cache.page_size)
-        self.scheduler = Scheduler(config, self.pool)
+        self.scheduler = Scheduler(config, self.pool, self._pace)
         self._desk = DraftDesk(config.feature_rows, model.config.vocab_size)
         slots = self.cache.pages * self.cache.page_size
         self._inbox = Inbox(config, Limits(vocabulary, eos, self.max_context, slots), self.scheduler)
@@ -124,6 +125,7 @@ class VerifierEngine:
             kept_ends=len(self._kept),
             faults=self._faults,
             prefixes=self.scheduler.prefixes.load(),
+            pace=self._pace.load(),
         )
 
     # The step, from one thread.
@@ -161,8 +163,7 @@ class VerifierEngine:
     @torch.inference_mode()
     def verify(self, plan: Plan, answer: DraftAnswer | None) -> StepResult:
         """Runs the step. `answer` None, of another step, or with bad trees: those sequences decode plainly."""
-        begun = time.perf_counter_ns()
-        verify_ns = 0
+        begun, verify_ns = time.perf_counter_ns(), 0
         try:
             trees = self._desk.trees(plan.works, plan.draft, answer)
             parts = rows.build(plan.works, trees, self.cache.page_size)
@@ -171,6 +172,7 @@ class VerifierEngine:
                 done = rows.compute(parts, self._model, self._whole, self.cache)
                 verify_ns = time.perf_counter_ns() - forward_begun
                 self._accept(plan, parts, done)
+                self._pace.ran(plan.draft, begun - plan.planned_ns, verify_ns)
         except Exception as error:  # noqa: BLE001  whatever it is, no sequence may wait for ever
             self._fail(plan, error)
         return self._result(plan, begun - plan.planned_ns, verify_ns, time.perf_counter_ns() - begun - verify_ns)
@@ -187,8 +189,7 @@ class VerifierEngine:
     def _result(self, plan: Plan, draft_ns: int, verify_ns: int, accept_ns: int) -> StepResult:
         self._catch_up()
         updates, self._updates = self._updates, []
-        total, end = time.perf_counter_ns() - plan.begun_ns, time.time_ns()
-        timings = StepTimings(draft_ns, verify_ns, accept_ns, total, end)
+        timings = StepTimings(draft_ns, verify_ns, accept_ns, time.perf_counter_ns() - plan.begun_ns, time.time_ns())
         for work in plan.works:
             work.sequence.spend(work.phase, work.rows, timings)
         return StepResult(plan.step_id, updates, timings)
@@ -205,6 +206,7 @@ class VerifierEngine:
             part.work.sequence.keep(more)
             if walk.tokens:
                 self._emit(plan, part, walk, total)
+        self._pace.saw(parts, walks)
 
     def _emit(self, plan: Plan, part: rows.Part, walk: rows.Walk, total_rows: int) -> None:
         """Appends the tokens to the output, tells the owner, and ends the sequence where it stopped."""

@@ -21,7 +21,8 @@ from hedgerow.model.tensors import FP8, Wanted, tensors
 USABLE = 0.92  # of a card's memory, for weights and cache
 SIZE_OF = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "F8_E4M3": 1}
 CACHE_SIZE = 2  # bytes of a cached value: bfloat16
-DRAFTER = 6_500_000_000  # bytes of a published DFlash drafter for K2.6 in bfloat16, on one rank where it is not divided
+DRAFTER = 6_958_554_112  # bytes of a published DFlash drafter for K2.6 in bfloat16: 6.48 GiB, on one rank, undivided
+CONTEXT_KV = 176_160_768  # of it that the GPU engine has twice: all layers' keys and values side by side
 
 
 class Card(NamedTuple):
@@ -58,6 +59,12 @@ def token(c: K2Config) -> int:
     return c.latent_width * c.num_hidden_layers * CACHE_SIZE
 
 
+def drafter(c: K2Config) -> int:
+    """Bytes that a published drafter takes on a GPU: beside its own weights all of the target's embedding and head, of
+    which a rank has a part. Its contexts come on top."""
+    return DRAFTER + CONTEXT_KV + 2 * 2 * c.vocab_size * c.hidden_size
+
+
 def tokens(c: K2Config, ranks: int, card: Card, extra: int = 0) -> int:
     """Tokens of cache beside the weights and `extra` bytes; 0 where not even those fit."""
     return max(0, left(c, ranks, card) - extra) // token(c)
@@ -73,7 +80,7 @@ def table(c: K2Config, ranks: int = 8) -> list[str]:
     drafter on the fullest rank."""
     rows = []
     for card in CARDS:
-        most, beside = tokens(c, ranks, card), tokens(c, ranks, card, DRAFTER)
+        most, beside = tokens(c, ranks, card), tokens(c, ranks, card, drafter(c))
         cells = (
             f"{ranks} x {card.name}", f"{card.memory / 1e9:.0f} GB", f"{on_card(c, ranks) / 1e9:.1f} GB",
             f"{left(c, ranks, card) / 1e9:.1f} GB", f"{most:,}", f"{most * 10 // c.max_position_embeddings / 10:.1f}",

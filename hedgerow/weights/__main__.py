@@ -20,6 +20,7 @@ from hedgerow.model.reading import Progress
 from hedgerow.weights.convert import convert, verify
 from hedgerow.weights.published import MINI, MINI_FP8, ONE_LAYER, TRAITS, TRUE, Member, Sizes
 from hedgerow.weights.rehearse import write
+from hedgerow.weights.rehearse_drafter import DraftKind, check_beside, write_drafter
 from hedgerow.weights.report import inspect, lines, read_all
 
 FAULTY, REFUSED, INTERRUPTED = 1, 2, 130
@@ -111,6 +112,9 @@ def add_rehearse(p: argparse.ArgumentParser) -> None:
     p.add_argument("--layers", type=int, metavar="N", help="another number of layers")
     p.add_argument("--experts", type=int, metavar="N", help="another number of experts a layer")
     p.add_argument("--vocab", type=int, metavar="N", help="another vocabulary, at least 512")
+    p.add_argument(
+        "--drafter", choices=get_args(DraftKind), help="also a drafter of the layout published for Kimi, FOLDER-dflash"
+    )
     p.add_argument("--tokenizer", type=Path, metavar="DIR", help="take tiktoken.model and its like from this folder")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="decides every weight, %(default)s")
     p.set_defaults(run=run_rehearse)
@@ -119,8 +123,13 @@ def add_rehearse(p: argparse.ArgumentParser) -> None:
 def run_rehearse(args: argparse.Namespace) -> int:
     member = cast(Member, args.member)
     s = MINI_FP8 if TRAITS[member].fp8 and args.size == "mini" else SIZES[args.size]
-    write(args.folder, member, changed(s, args), args.seed, args.tokenizer)
+    s, folder = changed(s, args), args.folder.resolve()
+    drafter = check_beside(folder) if args.drafter else None
+    write(folder, member, s, args.seed, args.tokenizer)
     print(f"{args.folder}: {member}, {args.size}")
+    if drafter is not None:
+        write_drafter(drafter, member, s, args.drafter, args.seed)
+        print(f"{drafter}: {args.drafter}, for it")
     return 0
 
 

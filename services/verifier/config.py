@@ -56,6 +56,15 @@ class VerifierServiceConfig(ComputingConfig):
         default=8,
         metadata={"min": 0, "max": MOST_BUDGET, "help": "most nodes of a tree, for a request that does not say"},
     )
+    auto_budget: int = field(
+        default=0,
+        metadata={
+            "min": 0,
+            "max": MOST_BUDGET,
+            "help": "above 0: a tree of a request that does not say has up to so many nodes, chosen in each step by "
+            "what steps have taken and trees have brought; default_budget is not used then",
+        },
+    )
     max_budget: int = field(
         default=63, metadata={"min": 0, "max": MOST_BUDGET, "help": "the most that a request may ask for"}
     )
@@ -136,6 +145,15 @@ class VerifierServiceConfig(ComputingConfig):
         },
     )
     prefill_rows: int = field(default=256, metadata={"min": 1, "max": 65536, "help": "prompt rows in one step"})
+    prefill_factor: float = field(
+        default=1.7,
+        metadata={
+            "min": 0.0,
+            "max": 1000.0,
+            "help": "times a step without prompts that one with them may take where sequences decode, as measured; "
+            "prompts then get fewer rows than prefill_rows. At least 1; 0: no limit",
+        },
+    )
     run_ahead: int = field(
         default=512, metadata={"min": 1, "max": 1 << 20, "help": "tokens that the store may be behind a sequence"}
     )

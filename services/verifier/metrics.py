@@ -86,6 +86,9 @@ def watch_engine(load: Callable[[], EngineLoad]) -> None:
         "adoptions": ("Attachments that went on with a sequence that was here.", lambda now: now.adopted),
         "rebuilds": ("Attachments whose output was replayed.", lambda now: now.rebuilt),
         "faults": ("Steps that failed.", lambda now: now.faults),
+        "predicted_step_seconds": ("Seconds that steps were to take.", lambda now: now.pace.predicted_seconds),
+        "measured_step_seconds": ("Seconds that those took, to the next plan.", lambda now: now.pace.measured_seconds),
+        "budget_trials": ("Steps with other budgets than the best known.", lambda now: now.pace.budget_trials),
         "prefix_query_tokens": (
             "Tokens of prompts that were looked up in the prefix cache.",
             lambda now: now.prefixes.query_tokens,

@@ -21,6 +21,7 @@ from hedgerow.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc, verifier_pb2,
 from tests.polling import eventually, soon
 from tests.stack import ROOT, Models, Plain, engine_sampling
 
+pytestmark = pytest.mark.timeout(300)  # seven processes start before the first test
 PROMPT = tuple(range(40, 90))
 TOKENS = 320
 RECOVERY = 4.5  # seconds for a kill with a standby present; what was killed is away for longer

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from hedgerow.certificates import Tls, server_context
-from hedgerow.cli.child import Backoff, Child, Command
 from hedgerow.cli.ports import free_ports
 from hedgerow.cli.supervisor import Stack, StackConfig
 from hedgerow.client import AsyncClient, Retry
@@ -26,6 +25,7 @@ from hedgerow.engine.ranks import RankGroup
 from hedgerow.model.k2 import K2Model
 from kernels.collectives import Ranks
 from tests.certificates import Authority, Files
+from tests.integration.test_group_hosts import member
 from tests.integration.test_tensor_parallel import OPTIONS, ROOT, TARGET
 from tests.polling import eventually
 from tests.rank_host import SECRET, Host, hosts
@@ -150,17 +150,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> TinyPaths:
     return write_tiny(tmp_path_factory.mktemp("models"), TARGET)
 
 
-def member(models: TinyPaths, leader: str, files: Files) -> Child:
-    settings: dict[str, object] = {
-        "model_path": models.target, "model_name": "tiny", "tensor_parallel": 2, "threads": 1, "group_hosts": 2,
-        "group_host": 1, "group_leader": leader, "group_address": "127.0.0.2", "group_secret": SECRET,
-    } | files.settings()  # fmt: skip
-    env = {f"HEDGEROW_{key.upper()}": str(value) for key, value in settings.items()}
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("HEDGEROW_")}
-    command = Command("member", [sys.executable, "-m", "services.verifier"], kept | env, ROOT)
-    return Child(command, lambda name, line: None, Backoff())
-
-
 @pytest.fixture(scope="module")
 def secured(models: TinyPaths, authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """All services with TLS, by their settings; the verifier is the first of two hosts."""
@@ -170,7 +159,7 @@ def secured(models: TinyPaths, authority: Authority, tmp_path_factory: pytest.Te
     settings["verifier"] |= {
         "TENSOR_PARALLEL": "2", "GROUP_HOSTS": "2", "GROUP_LISTEN": leader, "GROUP_SECRET": SECRET
     }  # fmt: skip
-    other = member(models, leader, authority.issue("member"))
+    other = member(models, leader, group_secret=SECRET, **authority.issue("member").settings())
     other.start()
     data = tmp_path_factory.mktemp("data")
     try:

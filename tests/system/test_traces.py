@@ -23,7 +23,7 @@ from tests.polling import eventually
 from tests.stack import ROOT, Models, another_gateway
 from tests.system.jaeger import Jaeger, Span, Trace, jaeger
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 GENERATE, RESUME = "hedgerow.v1.GatewayService/Generate", "hedgerow.v1.GatewayService/Resume"
 PROMPT = "def planted_in_a_prompt(values):"
 KEY = "planted-api-key-0123456789"

@@ -1,0 +1,227 @@
+"""Each step's budgets where nobody fixed them: what brings most tokens a second of the whole batch, as measured.
+
+What a step takes is learned from steps (step_times.py), what a tree brings from trees (curves.py). A choice is greedy
+by price: all sequences take the nodes that bring at least so many tokens each, for a ladder of such prices; the price
+whose tokens over predicted milliseconds are highest is taken, and plain decoding is one of them.
+
+What is not tried cannot be known to have changed, so now and then a step tries something else. What that may lose is
+bounded: SHARE of the time, as a credit that grows with every step and that a trial's measured loss is taken from. A
+trial that wins costs nothing, and so one may follow at once.
+
+Nothing here can change a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hedgerow.engine.curves import NEWS, SharedCurve, hull, sizes
+from hedgerow.engine.scheduler import Work
+from hedgerow.engine.sequence import AttachedSequence
+from hedgerow.engine.step_times import Load, StepTimes
+from hedgerow.engine.tree import TreeConfig
+
+SHARE = 0.007  # of the time, that trials may lose
+SAVED = 8.0  # most steps' time that the credit may hold
+FIRST = (8, 0, 4, 16, 0, 8, 2, 0)  # budgets of the first steps with about so many sequences
+PAUSE = 12  # least steps between two trials of which the first won nothing
+SCOUT = 4  # nodes of the one tree that is tried where several sequences decode plainly
+AGAIN, SOON = 7, 3  # steps for which the choice of one sequence stands, and that of several, while they are the same
+WORTH = 1.03  # times plain decoding's rate: less is not worth a tree
+PRICES = (0.6, 0.45, 0.34, 0.26, 0.2, 0.15, 0.11, 0.08, 0.06, 0.04, 0.025)  # tokens a node
+NEVER = float("inf")
+
+
+class Option(NamedTuple):
+    """Budgets of the sequences that are chosen for, in their order, and what they are expected to bring and take."""
+
+    budgets: Sequence[int]
+    tokens: float  # of the whole batch
+    ms: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.ms if self.ms > 0 else 0.0
+
+
+class Fixed(NamedTuple):
+    """The part of the batch that is not chosen for."""
+
+    sequences: int
+    rows: int
+    keys: int  # of the whole batch
+    drafts: int
+    nodes: int
+    tokens: float
+
+
+class Budgets:
+    """Chooses, and learns. `most`: nodes of a tree whose budget is chosen. Not safe for use by several threads."""
+
+    def __init__(self, times: StepTimes, most: int) -> None:
+        self._times, self._sizes = times, sizes(most)
+        self.shared = (SharedCurve(most), SharedCurve(most))  # greedy, sampled
+        self.trials = 0
+        self.speculates = True  # whether the newest choice had a tree
+        self._credit = self._pause = 0.0
+        self._turn = self._stands = self._paid = 0
+        self._last: tuple[list[int], Option] | None = None  # by the numbers of its sequences
+        self._begun: dict[int, int] = {}  # first steps by kind of batch
+        self.trying = False  # whether the present step is a trial
+        self._plain = False  # whether the best choice is plain decoding
+        self._worth = 0.0  # what the present trial is expected to lose, in milliseconds
+        self._rate = 0.0  # tokens a millisecond of the best choice
+
+    def choose(self, works: Sequence[Work]) -> list[Work]:
+        """The decoding sequences' works with the budgets of this step; those that a request fixed stay."""
+        free = [work for work in works if work.sequence.curve is not None and work.budget]
+        self.trying = False
+        if not free:
+            return list(works)
+        option = self._option(works, free)
+        self.speculates = any(option.budgets)
+        chosen = iter(option.budgets)
+        ours = {work.sequence.number for work in free}
+        return [
+            work._replace(budget=min(work.budget, next(chosen))) if work.sequence.number in ours else work
+            for work in works
+        ]
+
+    def verified(self, sequence: AttachedSequence, budget: int, accepted: Sequence[int]) -> None:
+        """The target has seen a tree of the sequence: these nodes, counted from 0, were accepted."""
+        rare = self.trying and self._plain
+        self.shared[sequence.start.sampling.temperature > 0].saw(budget, accepted, NEWS if rare else 0.0)
+        if sequence.curve is not None:
+            sequence.curve.saw(budget, accepted)
+
+    def took(self, tokens: int, ms: float) -> None:
+        """The step of the newest choice took `ms`, from its plan to the next, and brought `tokens`."""
+        if not self._rate:
+            return
+        if not self.trying:
+            self._credit = min(self._credit + SHARE * ms, SAVED * ms)
+            self._pause -= 1
+            return
+        lost = ms - tokens / self._rate
+        # what one step shows is mostly noise, unless it shows far more than was expected
+        self._credit -= max(self._worth, lost if lost > ms / 2 else 0.0, 0.0)
+        self._pause = PAUSE if lost > 0 else 0
+
+    def _option(self, works: Sequence[Work], free: Sequence[Work]) -> Option:
+        numbers = [work.sequence.number for work in free]
+        first = self._first(len(works))
+        if first is not None:
+            self._last = None
+            return Option([min(first, work.budget) for work in free], 0.0)
+        if self._last is not None and self._last[0] == numbers and self._stands > 0:
+            self._stands -= 1
+            best = self._last[1]
+        else:
+            best = self._best(works, free)
+            self._last, self._stands = None if self.trying else (numbers, best), AGAIN if len(works) == 1 else SOON
+        return best
+
+    def _first(self, sequences: int) -> int | None:
+        """Batches of a new size are tried out before they are reckoned with."""
+        near = sequences.bit_length()
+        begun = self._begun.get(near, 0)
+        if begun == len(FIRST):
+            return None
+        self._begun[near] = begun + 1
+        return FIRST[begun]
+
+    def _best(self, works: Sequence[Work], free: Sequence[Work]) -> Option:
+        fixed = self._fixed(works, free)
+        options = self._options(free)
+        plain = best = self._reckoned(options[0], fixed)
+        found = [plain]
+        for option in options[1:]:
+            option = self._reckoned(option, fixed)
+            option = option._replace(ms=max(option.ms, plain.ms))  # a tree is never for nothing, whatever times say
+            found.append(option)
+            if option.rate > best.rate:
+                best = option
+        if best.rate < WORTH * plain.rate:
+            best = plain
+        self._rate, self._plain = best.rate, best is plain
+        return self._tried(found, best, free, fixed)
+
+    def _tried(self, found: Sequence[Option], best: Option, free: Sequence[Work], fixed: Fixed) -> Option:
+        """`best`, or something else where its turn has come and its loss can be paid."""
+        if self._pause > 0 or not best.rate:
+            return best
+        others = [option for option in found if option is not best]
+        if best is found[0]:  # whether trees pay: a small one hardly shows it, and with one sequence it costs least
+            others = [option for option in others if max(option.budgets) >= SCOUT]
+            if len(free) > 1:
+                others.append(self._reckoned(self._scout(free), fixed))
+        others = [option for option in others if option.ms - option.tokens / best.rate <= self._credit]
+        if not others:
+            return best
+        other = others[self._turn % len(others)]
+        self._worth = other.ms - other.tokens / best.rate
+        self._turn += 1
+        self.trials += 1
+        self.trying = True
+        return other
+
+    def _scout(self, free: Sequence[Work]) -> Option:
+        size = min(SCOUT, free[0].budget)
+        budgets = [size] + [0] * (len(free) - 1)
+        brings = self._curve(free[0].sequence).expected(free[0].sequence.curve, (0, size))
+        return Option(budgets, brings[1] + len(free) - 1)
+
+    def _options(self, free: Sequence[Work]) -> list[Option]:
+        """Plain decoding first; then every budget of one sequence, or every price of several."""
+        options = [Option([0] * len(free), float(len(free)))]
+        if len(free) == 1:
+            work = free[0]
+            within = self._within(work.budget)
+            tokens = self._curve(work.sequence).expected(work.sequence.curve, within)
+            return options + [Option([size], brings) for size, brings in zip(within[1:], tokens[1:], strict=True)]
+        corners = [self._corners(work) for work in free]
+        at = [0] * len(free)
+        for price in PRICES:
+            for i, mine in enumerate(corners):
+                while at[i] + 1 < len(mine) and mine[at[i] + 1][0] >= price:
+                    at[i] += 1
+            budgets = [mine[j][1] for mine, j in zip(corners, at, strict=True)]
+            if budgets != options[-1].budgets:
+                options.append(Option(budgets, sum(mine[j][2] for mine, j in zip(corners, at, strict=True))))
+        return options
+
+    def _corners(self, work: Work) -> list[tuple[float, int, float]]:
+        within = self._within(work.budget)
+        return hull(within, self._curve(work.sequence).expected(work.sequence.curve, within))
+
+    def _within(self, most: int) -> tuple[int, ...]:
+        return self._sizes if most >= self._sizes[-1] else sizes(most)
+
+    def _curve(self, sequence: AttachedSequence) -> SharedCurve:
+        return self.shared[sequence.start.sampling.temperature > 0]
+
+    def _fixed(self, works: Sequence[Work], free: Sequence[Work]) -> Fixed:
+        keys = sum(work.prefix for work in works)
+        if len(free) == len(works):
+            return Fixed(0, 0, keys, 0, 0, 0.0)
+        ours = {work.sequence.number for work in free}
+        budgets = [work.budget for work in works if work.sequence.number not in ours]
+        rows = sum(TreeConfig(budget).q_len for budget in budgets)
+        tokens = 0.0
+        for work in works:
+            if work.sequence.number not in ours:
+                within = self._within(min(work.budget, self._sizes[-1])) if work.budget else (0,)
+                tokens += self._curve(work.sequence).expected(None, within)[-1]
+        return Fixed(len(budgets), rows, keys, sum(b > 0 for b in budgets), sum(budgets), tokens)
+
+    def _reckoned(self, option: Option, fixed: Fixed) -> Option:
+        """With what it takes. Of trees that grow step after step, features are fed as many as tokens come."""
+        nodes = sum(option.budgets)
+        drafts = fixed.drafts + sum(budget > 0 for budget in option.budgets)
+        tokens = option.tokens + fixed.tokens
+        load = Load(
+            fixed.sequences + len(option.budgets), fixed.rows + nodes + len(option.budgets), fixed.keys, drafts,
+            fixed.nodes + nodes, round(tokens) if drafts else 0,
+        )  # fmt: skip
+        return Option(option.budgets, tokens, self._times.milliseconds(load))

@@ -1,0 +1,149 @@
+"""How much a step takes on, as measured: budgets that nobody fixed, and rows of prompts beside sequences that decode.
+
+The engine tells what each step was asked for and did; its time runs from its plan to the next one's, so a step after
+which there was nothing to do is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+from typing import NamedTuple
+
+from hedgerow.engine.budgets import Budgets
+from hedgerow.engine.config import EngineConfig
+from hedgerow.engine.rows import Part, Walk
+from hedgerow.engine.scheduler import Work
+from hedgerow.engine.sequence import Phase
+from hedgerow.engine.step_times import Load, StepTimes
+from hedgerow.engine.tree import TreeConfig
+from hedgerow.engine.types import DraftBatch, PaceLoad
+
+UNKNOWN = 16  # rows of a chunk before one was measured
+ALL, EVERY = 200, 3  # first steps, all of which are learned from; of the later ones each third, and every unusual one
+LEARNS, FARTHEST = 0.2, 0.7  # share of a chunk's deviation that the next ones follow; the largest that counts, as a log
+
+
+class Ran(NamedTuple):
+    """A step whose time is not over."""
+
+    begun_ns: int
+    load: Load
+    draft_ns: int
+    tokens: int
+
+
+class Pace:
+    """One engine's. Not safe for use by several threads at once."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._factor, self._most = config.prefill_factor, config.prefill_rows
+        self.times = StepTimes()
+        self.budgets = Budgets(self.times, config.auto_budget) if config.auto_budget else None
+        self.predicted_ms = self.measured_ms = 0.0  # of steps that were predicted before they ran, all together
+        self._ran: Ran | None = None
+        self._begun_ns = self._count = 0
+        self._alone_ms = 0.0  # what the present step would take without its chunk; 0: nothing decodes
+        self._row_ms = 0.0  # of a chunk; 0: not known
+        self._seen: tuple[Sequence[Part], Sequence[Walk]] = ((), ())
+
+    def load(self) -> PaceLoad:
+        trials = self.budgets.trials if self.budgets is not None else 0
+        return PaceLoad(self.predicted_ms / 1000, self.measured_ms / 1000, trials)
+
+    def begins(self, now_ns: int) -> None:
+        """A step is planned: the one before it is over."""
+        ran, self._ran, self._begun_ns = self._ran, None, now_ns
+        if ran is None or now_ns <= ran.begun_ns:
+            return
+        ms = (now_ns - ran.begun_ns) / 1e6
+        self._count += 1
+        trying = self.budgets is not None and self.budgets.trying
+        if self._count < ALL or self._count % EVERY == 0 or trying or ran.load.chunk:
+            self._learn_step(ran, ms)
+        if self.budgets is not None:
+            self.budgets.took(ran.tokens, ms)
+
+    def _learn_step(self, ran: Ran, ms: float) -> None:
+        predicted = self.times.milliseconds(ran.load)
+        if predicted:
+            self.predicted_ms, self.measured_ms = self.predicted_ms + predicted, self.measured_ms + ms
+        asked = ran.load.drafts or ran.load.fed
+        draft = ran.draft_ns / 1e6 if asked else 0.0
+        self.times.took(ran.load, draft, ms - draft)
+        if ran.load.chunk:
+            self._learn_row(ran.load.chunk, ms)
+
+    def _learn_row(self, rows: int, ms: float) -> None:
+        """From a step with a chunk. Not from the fit: what a row adds to such steps is all that is asked here, and it
+        follows prompts that get longer, and cores that get busier."""
+        row = max(ms - self._alone_ms, ms / 8) / rows
+        off = log(row / self._row_ms) if self._row_ms else 0.0
+        self._row_ms = (self._row_ms or row) * exp(LEARNS * min(max(off, -FARTHEST), FARTHEST))
+
+    def idle(self) -> None:
+        """There is nothing to do: the time that passes is no step's."""
+        self._ran = None
+
+    def choose(self, works: Sequence[Work]) -> list[Work]:
+        """The decoding sequences' works, with the budgets of this step."""
+        return list(works) if self.budgets is None else self.budgets.choose(works)
+
+    def feeds(self) -> bool:
+        """Whether prompts' features are worth sending: where no tree is grown they wait until one is."""
+        return self.budgets is None or self.budgets.speculates
+
+    def chunk_rows(self, works: Sequence[Work], prompts: int) -> int:
+        """Most rows of prompts and replays, of so many sequences, in the step that decodes `works`.
+
+        At least one, so that a prompt always advances; all that the configuration allows where nobody decodes. Where
+        more sequences wait for their prompts than decode, each of them has as much of the step as one that decodes has:
+        a stream that began first must not hold up the many that came with it.
+        """
+        self._alone_ms = 0.0
+        if not works or not self._factor:
+            return self._most
+        rows = sum(TreeConfig(work.budget).q_len for work in works)
+        budgets = [work.budget for work in works if work.budget]
+        fed = len(works) if budgets else 0
+        load = Load(len(works), rows, sum(work.prefix for work in works), len(budgets), sum(budgets), fed)
+        alone = self.times.milliseconds(load)
+        self._alone_ms = alone
+        if not (self._row_ms and alone):
+            return min(UNKNOWN, self._most)
+        more = alone * (self._factor - 1) * max(1.0, prompts / len(works))
+        return max(1, min(self._most, int(more / self._row_ms)))
+
+    def saw(self, parts: Sequence[Part], walks: Sequence[Walk]) -> None:
+        """What the present step has computed, and what came of it."""
+        self._seen = parts, walks
+
+    def ran(self, draft: DraftBatch, draft_ns: int, verify_ns: int) -> None:
+        """The step that was planned last has run."""
+        (parts, walks), self._seen = self._seen, ((), ())
+        asked = {work.sequence: work.budget for work in draft.works if work.budget}
+        sequences = rows = keys = chunk = scores = tokens = 0
+        for part, walk in zip(parts, walks, strict=True):
+            work, size = part.work, len(part.rows.tokens)
+            if work.phase is not Phase.DECODING:
+                chunk, scores = chunk + size, scores + size * work.prefix
+                continue
+            sequences, rows, keys, tokens = sequences + 1, rows + size, keys + work.prefix, tokens + len(walk.tokens)
+            if self.budgets is not None and work.sequence.number in asked:
+                self._learn(self.budgets, part, walk, waited=2 * draft_ns > verify_ns)
+        fed = sum(work.features.shape[0] for work in draft.works)
+        self.loaded(Load(sequences, rows, keys, len(asked), sum(asked.values()), fed, chunk, scores), draft_ns, tokens)
+
+    def loaded(self, load: Load, draft_ns: int = 0, tokens: int = 0) -> None:
+        """What the step that was planned last was asked for and brought."""
+        self._ran = Ran(self._begun_ns, load, draft_ns, tokens)
+
+    def _learn(self, budgets: Budgets, part: Part, walk: Walk, waited: bool) -> None:
+        """A tree that the end of its sequence cut says nothing. One that did not come does, if it was waited for."""
+        work = part.work
+        if work.room <= work.budget or work.sequence.stop is not None:
+            return
+        if part.tree is not None:
+            budgets.verified(work.sequence, work.budget, [row - 1 for row in walk.path[1:]])
+        elif waited:
+            budgets.verified(work.sequence, work.budget, ())

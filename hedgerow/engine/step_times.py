@@ -1,0 +1,184 @@
+"""What this verifier's own steps take, learned while they run: what a synthetic run at the start would not see.
+
+A step's time is that from its plan to the next one's, with everything in it that its tokens wait for: the round trip to
+the drafter, the forward pass, the messages, and whoever else wants the cores. Two tables hold such times, one of steps
+without their drafts and one of drafts, each by kind of load. A few terms are fitted to each table, and what a kind took
+is told as its ratio to the fit: a load that was never seen is predicted by the fit, one that was by its own time.
+
+Kinds keep their times until they are seen again. So the fit does not forget what plain steps cost because trees have
+been in use for an hour, as one with exponential forgetting does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log, log2
+from typing import NamedTuple
+
+import numpy as np
+
+EXACT = 17  # a count up to which every number is a kind of its own; above, eight kinds an octave
+FAR = 1 << 13  # all counts above are of one kind
+KINDS = 512  # most kinds in a table; the one that was seen longest ago goes
+FEW, NEWEST = 6, 0.08  # times of a kind that are averaged; the weight of a later one
+FARTHEST = 0.4  # the largest deviation that counts, as a logarithm: in such a step somebody else had the cores
+YOUNG, PULL = 16, 0.05  # times of a kind before it tells of the machine; share of a deviation that its slowness follows
+OWN = 10.0  # the fit counts as so many times of a kind
+REFIT, SOONER = 32, 2  # steps between two fits; steps of new kinds count as several, so that so many are enough
+SCALE = (1.0, 1.0, 1.0, 1e-3, 1.0, 1e-5)  # of the terms, so that none outweighs the others
+Key = tuple[int, ...]
+_KIND = [n if n <= EXACT else EXACT + int(8 * log2(n / EXACT)) for n in range(FAR + 1)]
+
+
+def kind(count: int) -> int:
+    """Counts that are told apart have different kinds."""
+    return _KIND[count] if count < FAR else _KIND[FAR]
+
+
+class Load(NamedTuple):
+    """What a step is asked for."""
+
+    sequences: int  # that decode
+    rows: int  # of theirs, anchors and trees
+    keys: int  # positions before these, all sequences together
+    drafts: int = 0  # trees that the drafter is asked for
+    nodes: int = 0  # of those, at most
+    fed: int = 0  # feature rows that it is sent
+    chunk: int = 0  # rows of prompts and replays
+    scores: int = 0  # sum of those rows * positions before them
+
+
+@dataclass
+class Seen:
+    """Steps of one kind: their terms and milliseconds, smoothed."""
+
+    terms: list[float]
+    ms: float
+    times: int = 1
+    ratio: float = 1.0  # to the fit, drawn to 1 while `times` are few
+
+
+class Table:
+    """Times by kind, and the fit to all of them. Terms and coefficients are never negative."""
+
+    def __init__(self, terms: int) -> None:
+        self._seen: dict[Key, Seen] = {}
+        self._fit = [0.0] * terms
+        self._since = 0
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def took(self, key: Key, terms: tuple[float, ...], ms: float) -> None:
+        """Takes in one step."""
+        seen = self._seen.pop(key, None)
+        if seen is None:
+            seen = Seen(list(terms), ms)
+            self._since += REFIT // SOONER
+            if len(self._seen) >= KINDS:
+                del self._seen[next(iter(self._seen))]
+        else:
+            seen.times += 1
+            weight = max(1 / seen.times, NEWEST)
+            seen.ms *= exp(weight * (_off(seen, ms) if seen.times > FEW else log(ms / seen.ms)))
+            seen.terms = [old + weight * (new - old) for old, new in zip(seen.terms, terms, strict=True)]
+            seen.ratio = self._ratio(seen)
+        self._seen[key] = seen  # the newest stands last
+        self._since += 1
+        if self._since >= REFIT:
+            self._refit()
+
+    def off(self, key: Key, ms: float) -> float:
+        """How far such a step is from what is known of its kind, as a logarithm; 0 of a kind hardly seen."""
+        seen = self._seen.get(key)
+        return 0.0 if seen is None or seen.times < YOUNG else _off(seen, ms)
+
+    def milliseconds(self, key: Key, terms: tuple[float, ...]) -> float:
+        """What such a step is likely to take; 0 while nothing is known."""
+        fitted = 0.0
+        for one, size in zip(self._fit, terms, strict=True):
+            fitted += one * size
+        seen = self._seen.get(key)
+        return fitted if seen is None else fitted * seen.ratio
+
+    def _ratio(self, seen: Seen) -> float:
+        fitted = sum(one * size for one, size in zip(self._fit, seen.terms, strict=True))
+        if fitted <= 0:
+            return 1.0
+        return 1 + (seen.ms / fitted - 1) * seen.times / (seen.times + OWN)
+
+    def _refit(self) -> None:
+        """The smallest sum of squared relative errors; a term that would be negative is left out."""
+        self._since = 0
+        seen = list(self._seen.values())
+        times = np.array([max(one.ms, 1e-3) for one in seen])
+        trust = np.array([one.times / (one.times + OWN) for one in seen])
+        table = np.array([one.terms for one in seen]) / times[:, None] * trust[:, None]
+        # a weak pull to zero, as a term that never changed cannot be told from the constant one
+        gram = table.T @ table + 1e-6 * np.diag((table**2).sum(0) + 1e-12)
+        goal = table.T @ trust
+        kept = list(range(table.shape[1]))
+        found = np.zeros(table.shape[1])
+        while kept:
+            part = np.linalg.solve(gram[np.ix_(kept, kept)], goal[kept])
+            if part.min() >= 0:
+                found[kept] = part
+                break
+            del kept[int(part.argmin())]
+        self._fit = found.tolist()
+        for one in seen:
+            one.ratio = self._ratio(one)
+
+
+def _off(seen: Seen, ms: float) -> float:
+    return min(max(log(ms / seen.ms), -FARTHEST), FARTHEST)
+
+
+class StepTimes:
+    """Predicts steps from those that ran. Not safe for use by several threads at once.
+
+    `slowness` follows how all steps do against what is known of their kinds, within some twenty steps. The tables keep
+    times of slowness 1, so that kinds seen while others had the cores compare with kinds seen before.
+    """
+
+    def __init__(self) -> None:
+        self._steps, self._drafts = Table(6), Table(4)
+        self.slowness = 1.0
+
+    def took(self, load: Load, draft_ms: float, rest_ms: float) -> None:
+        """A step with this load waited `draft_ms` for its trees and took `rest_ms` besides."""
+        if not (load.drafts or load.fed):
+            draft_ms = 0.0
+        parts = [
+            (self._steps, _step_key(load), _step_terms(load), rest_ms),
+            (self._drafts, _draft_key(load), _draft_terms(load), draft_ms),
+        ]
+        parts = [part for part in parts if part[3] > 0]
+        # each against its own kind, as the kind is told: else slowness and kinds would drift apart
+        off = sum(ms * table.off(key, ms / self.slowness) for table, key, _, ms in parts)
+        self.slowness *= exp(PULL * off / max(draft_ms + rest_ms, 1e-9))
+        for table, key, terms, ms in parts:
+            table.took(key, terms, ms / self.slowness)
+
+    def milliseconds(self, load: Load) -> float:
+        """Of a whole step, its draft included; 0 while nothing is known."""
+        ms = self._steps.milliseconds(_step_key(load), _step_terms(load))
+        if load.drafts or load.fed:
+            ms += self._drafts.milliseconds(_draft_key(load), _draft_terms(load))
+        return ms * self.slowness
+
+
+def _step_key(load: Load) -> Key:
+    return kind(load.sequences), kind(load.rows), kind(load.chunk)
+
+
+def _step_terms(load: Load) -> tuple[float, ...]:
+    return 1.0, load.sequences, load.rows, load.keys * SCALE[3], load.chunk, load.scores * SCALE[5]
+
+
+def _draft_key(load: Load) -> Key:
+    return kind(load.drafts), kind(load.nodes), kind(load.fed) if load.fed > EXACT + load.drafts else -1
+
+
+def _draft_terms(load: Load) -> tuple[float, ...]:
+    return 1.0, load.drafts, load.nodes, load.fed

@@ -1,0 +1,122 @@
+"""Steps are predicted from those that ran, and prompts get the rows that decoding sequences can spare."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from hedgerow.engine.config import EngineConfig
+from hedgerow.engine.pace import UNKNOWN, Pace
+from hedgerow.engine.scheduler import Work
+from hedgerow.engine.sequence import AttachedSequence, Phase
+from hedgerow.engine.step_times import FAR, KINDS, Load, StepTimes, Table, kind
+from hedgerow.engine.types import Sampling, Start
+
+ROWS = 256
+NUMBERS = itertools.count(1)
+
+
+def works(sequences: int, budget: int = 0) -> list[Work]:
+    start = Start("s", 1, 1, [1] * 10, Sampling(max_tokens=1000))
+    made = [AttachedSequence(next(NUMBERS), start, budget, 4, [b"x"] * 4, frozenset()) for _ in range(sequences)]
+    return [Work(sequence, Phase.DECODING, 100, 1, budget, 500) for sequence in made]
+
+
+def rest(load: Load) -> float:
+    """What steps of this file's machine take without their drafts, in ms."""
+    return 1 + 0.25 * load.sequences + 0.125 * load.rows + 0.0625 * load.chunk + 1e-5 * load.scores
+
+
+def taught(times: StepTimes, chunks: bool = True) -> None:
+    choose = random.Random(0)
+    for _ in range(600):
+        sequences = choose.choice([1, 2, 4, 8])
+        budget = choose.choice([0, 4, 8])
+        chunk = choose.choice([0, 16, 64, 256]) if chunks else 0
+        drafts = sequences if budget else 0
+        nodes = sequences * budget
+        load = Load(
+            sequences,
+            sequences + nodes,
+            100 * sequences,
+            drafts,
+            nodes,
+            2 * drafts,
+            chunk,
+            chunk * choose.randrange(4000),
+        )
+        times.took(load, 0.5 + 0.125 * drafts if drafts else 0.0, rest(load))
+
+
+@pytest.mark.parametrize(
+    "load", [Load(8, 8, 800), Load(3, 3, 300), Load(8, 72, 800, 8, 64, 16), Load(6, 36, 600, 6, 30, 9)]
+)
+def test_steps_are_predicted_seen_or_not(load: Load) -> None:
+    times = StepTimes()
+    assert times.milliseconds(load) == 0
+    taught(times)
+    draft = 0.5 + 0.125 * load.drafts if load.drafts else 0.0
+    assert times.milliseconds(load) == pytest.approx(rest(load) + draft, rel=0.1)
+
+
+def test_a_machine_that_others_use_is_slower_in_all_kinds() -> None:
+    times, one, other = StepTimes(), Load(8, 8, 800), Load(1, 1, 100)
+    taught(times)
+    before = times.milliseconds(other)
+    for _ in range(200):
+        times.took(one, 0, 3 * rest(one))
+    assert times.milliseconds(one) == pytest.approx(3 * rest(one), rel=0.15)
+    assert times.milliseconds(other) > 1.2 * before
+
+
+def test_a_table_is_bounded() -> None:
+    table = Table(1)
+    for n in range(2 * KINDS):
+        table.took((n,), (1.0,), 2.0)
+    assert len(table) == KINDS
+    assert table.milliseconds((-1,), (1.0,)) == pytest.approx(2, rel=0.01)
+    assert (kind(0), kind(17), kind(18) > 17) == (0, 17, False)
+    assert kind(FAR) == kind(100 * FAR) > kind(1000)
+
+
+def served(pace: Pace, sequences: int, prompts: int, steps: int) -> tuple[int, float]:
+    """Steps with as many prompt rows as may be; the last one's rows and milliseconds."""
+    now, rows = 1_000_000, 0
+    for _ in range(steps):
+        pace.begins(now)
+        decoding = pace.choose(works(sequences))
+        rows = pace.chunk_rows(decoding, prompts)
+        load = Load(sequences, sequences, 100 * sequences, chunk=rows)
+        pace.loaded(load)
+        now += int(rest(load) * 1e6)
+    pace.begins(now)
+    return rows, rest(load)
+
+
+@pytest.mark.parametrize("factor", [1.25, 2.0, 4.0])
+def test_a_chunk_keeps_a_step_within_the_factor(factor: float) -> None:
+    pace = Pace(EngineConfig(prefill_factor=factor, prefill_rows=ROWS))
+    taught(pace.times)
+    rows, ms = served(pace, sequences=8, prompts=1, steps=60)
+    assert 1 <= rows < ROWS
+    assert ms == pytest.approx(factor * rest(Load(8, 8, 800)), rel=0.1)
+
+
+def test_many_prompts_share_a_step_with_one_that_decodes() -> None:
+    pace = Pace(EngineConfig(prefill_factor=2.0, prefill_rows=ROWS))
+    taught(pace.times)
+    one, _ = served(pace, sequences=1, prompts=1, steps=60)
+    assert pace.chunk_rows(works(1), 8) == pytest.approx(8 * one, rel=0.2)
+    assert pace.chunk_rows(works(8), 8) == pace.chunk_rows(works(8), 1)
+
+
+def test_a_prompt_always_advances_and_has_all_rows_where_nobody_decodes() -> None:
+    pace = Pace(EngineConfig(prefill_factor=1.0, prefill_rows=ROWS))
+    assert pace.chunk_rows(works(8), 1) == UNKNOWN
+    taught(pace.times)
+    assert served(pace, sequences=8, prompts=1, steps=5)[0] == 1
+    assert pace.chunk_rows([], 1) == ROWS
+    assert Pace(EngineConfig(prefill_rows=ROWS)).chunk_rows(works(8), 1) == ROWS
+    assert Pace(EngineConfig(prefill_rows=3, prefill_factor=2)).chunk_rows(works(8), 1) == 3
