@@ -15,6 +15,7 @@ from typing import Any
 from hedgerow.client import Client, Options, SyncStream
 
 BUDGETS = (0, 4, 8, 12, 16)
+CHOSEN = -1  # in place of a budget: none is named, and the verifier chooses in each step
 NOISE = 0.03  # rates this close are called equal: the smaller budget is recommended
 
 
@@ -54,11 +55,12 @@ class Cost:
 def open_stream(client: Client, prompt: Mapping[str, Any], budget: int) -> SyncStream:
     """Starts one generation; `prompt` is an entry of models/demo.json."""
     options: Options = {
-        "budget": budget,
         "return_steps": True,
         "max_tokens": prompt["max_tokens"],
         "temperature": prompt["temperature"],
     }
+    if budget != CHOSEN:
+        options["budget"] = budget
     if "messages" in prompt:
         return client.chat(prompt["messages"], **options)
     return client.generate(prompt["prompt"], **options)
@@ -76,19 +78,23 @@ def measure(client: Client, prompt: Mapping[str, Any], budget: int) -> Measured:
 
 
 def turns(
-    generate: Callable[[int, int], Measured], prompts: int, rounds: tuple[int, int], seconds: float
+    generate: Callable[[int, int], Measured],
+    prompts: int,
+    rounds: tuple[int, int],
+    seconds: float,
+    budgets: Sequence[int] = BUDGETS,
 ) -> dict[int, list[list[Measured]]]:
     """`generate(prompt, budget)` for every budget of every prompt, once a round; answers[budget][prompt][round].
 
     At least `rounds[0]` rounds, and more while `seconds` are not over, up to `rounds[1]`.
     """
-    answers: dict[int, list[list[Measured]]] = {budget: [[] for _ in range(prompts)] for budget in BUDGETS}
+    answers: dict[int, list[list[Measured]]] = {budget: [[] for _ in range(prompts)] for budget in budgets}
     began = time.perf_counter()
     for done in range(rounds[1]):
         if done >= rounds[0] and time.perf_counter() - began > seconds:
             break
         for prompt in range(prompts):
-            for budget in BUDGETS:
+            for budget in budgets:
                 answers[budget][prompt].append(generate(prompt, budget))
     return answers
 

@@ -1,7 +1,8 @@
 """`make demo`: start the stack, stream real text with its accepted runs marked, see which trees pay, stop.
 
 Every prompt of models/demo.json is streamed with trees first. Then all of them run with every budget, plain decoding
-among them, in turns: the tables show what a step costs and brings with each, and the budget that this recommends.
+among them, in turns: the tables show what a step costs and brings with each, and the budget that this recommends. One
+more turn names no budget: the verifier chooses in each step.
 Where the drafter has a selector, what conditional trees bring is shown beside the trees of its marginals.
 """
 
@@ -17,13 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.budgets import BUDGETS, Cost, Measured, best_tree, cost, measure, open_stream, recommend, turns, why
+from bench.budgets import BUDGETS, CHOSEN, Cost, Measured, best_tree, cost, measure, open_stream, recommend, turns, why
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
 from hedgerow.client import Client
 from hedgerow.errors import HedgerowError
 from hedgerow.model.selector import BESIDE
 
 ROUNDS = (3, 7)  # at least, at most
+MOST = 16  # nodes of a tree whose budget the verifier chooses
 KIND_BUDGETS = (8, 16)  # at which both kinds of trees are compared
 COLOURS = ("\x1b[38;5;30m", "\x1b[38;5;130m")  # two that read on dark and on light
 BONUS, DIM, RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
@@ -59,12 +61,18 @@ def yes(same: bool) -> str:
     return "yes" if same else "NO"
 
 
-def print_budgets(costs: Mapping[int, Cost]) -> None:
-    """What every budget costs and brings, the recommended one marked."""
-    chosen, plain = recommend(costs), costs[0].rate
+def named(budget: int) -> str:
+    if budget == CHOSEN:
+        return f"chosen, to {MOST}"
+    return f"trees of {budget}" if budget else "no tree"
+
+
+def print_budgets(costs: Mapping[int, Cost], best: int) -> None:
+    """What every budget costs and brings, `best` marked as recommended."""
+    plain = costs[0].rate
     rows = [
         (
-            (f"trees of {budget}" if budget else "no tree") + (" <- recommended" if budget == chosen else ""),
+            named(budget) + (" <- recommended" if budget == best else ""),
             f"{each.per_step:.2f}", f"{each.step_ms:.2f}", f"{each.rate:.0f}", f"{each.rate / plain:.2f}",
             yes(each.same),
         )
@@ -91,14 +99,18 @@ def print_prompts(names: Sequence[str], answers: Answers, budget: int) -> None:
 
 def compare(client: Client, prompts: Sequence[dict[str, Any]], seconds: float) -> tuple[bool, Answers]:
     """Measures and prints both tables and the recommendation; whether every text was that of plain decoding."""
-    answers = turns(lambda prompt, budget: measure(client, prompts[prompt], budget), len(prompts), ROUNDS, seconds)
-    costs = {budget: cost(answers[budget], answers[0]) for budget in BUDGETS}
+    budgets = (*BUDGETS, CHOSEN)
+    answers = turns(
+        lambda prompt, budget: measure(client, prompts[prompt], budget), len(prompts), ROUNDS, seconds, budgets
+    )
+    costs = {budget: cost(answers[budget], answers[0]) for budget in budgets}
+    fixed = {budget: costs[budget] for budget in BUDGETS}
     print(f"demo: each ran {len(answers[0][0])} times; rates are of one stream, from medians\n")
-    print_budgets(costs)
+    print_budgets(costs, recommend(fixed))
     print()
-    print_prompts([prompt["id"] for prompt in prompts], answers, best_tree(costs))
+    print_prompts([prompt["id"] for prompt in prompts], answers, best_tree(fixed))
     same = all(each.same for each in costs.values())
-    print(f"\ndemo: {why(costs)}")
+    print(f"\ndemo: {why(fixed)}")
     print(f"demo: same tokens as plain decoding, every budget and round: {yes(same)}")
     return same, answers
 
@@ -138,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         selects = (args.drafter / BESIDE).is_dir()
         config = StackConfig(
             find_checkout(), args.model.resolve(), Path(data), args.drafter.resolve(), budget=args.budget,
-            settings={"drafter": {"TREES": "conditional"}} if selects else {},
+            settings={"verifier": {"AUTO_BUDGET": str(MOST)}, "drafter": {"TREES": "conditional"} if selects else {}},
         )  # fmt: skip
         stack = Stack(config)
         try:

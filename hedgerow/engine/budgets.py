@@ -27,7 +27,7 @@ SAVED = 8.0  # most steps' time that the credit may hold
 FIRST = (8, 0, 4, 16, 0, 8, 2, 0)  # budgets of the first steps with about so many sequences
 PAUSE = 12  # least steps between two trials of which the first won nothing
 SCOUT = 4  # nodes of the one tree that is tried where several sequences decode plainly
-AGAIN, SOON = 7, 3  # steps for which the choice of one sequence stands, and that of several, while they are the same
+AGAIN, RARELY, SOON = 7, 20, 3  # steps for which a choice stands: one sequence's, one's without trees, several's
 WORTH = 1.03  # times plain decoding's rate: less is not worth a tree
 PRICES = (0.6, 0.45, 0.34, 0.26, 0.2, 0.15, 0.11, 0.08, 0.06, 0.04, 0.025)  # tokens a node
 NEVER = float("inf")
@@ -119,7 +119,8 @@ class Budgets:
             best = self._last[1]
         else:
             best = self._best(works, free)
-            self._last, self._stands = None if self.trying else (numbers, best), AGAIN if len(works) == 1 else SOON
+            self._last = None if self.trying else (numbers, best)
+            self._stands = SOON if len(works) > 1 else RARELY if self._plain else AGAIN
         return best
 
     def _first(self, sequences: int) -> int | None:

@@ -20,7 +20,7 @@ from hedgerow.engine.tree import TreeConfig
 from hedgerow.engine.types import DraftBatch, PaceLoad
 
 UNKNOWN = 16  # rows of a chunk before one was measured
-ALL, EVERY = 200, 3  # first steps, all of which are learned from; of the later ones each third, and every unusual one
+ALL, EVERY = 200, 5  # first steps, all of which are learned from; of the later ones each fifth, and every unusual one
 LEARNS, FARTHEST = 0.2, 0.7  # share of a chunk's deviation that the next ones follow; the largest that counts, as a log
 
 

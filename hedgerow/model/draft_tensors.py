@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from hedgerow.model.draft_config import DraftConfig, SelectorSize
-from hedgerow.model.fields import ConfigError
+from hedgerow.model.draft_config import DraftConfig, SelectorSize, selector_size
+from hedgerow.model.fields import ConfigError, Fields
 from hedgerow.model.folder import MASK_FILE, Stored, refuse, stored
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.loader import Checkpoint, EmbeddingAndHead, load_embedding_and_head
@@ -80,6 +80,15 @@ def faults(s: Stored, c: DraftConfig) -> Iterator[CheckpointError]:
         yield CheckpointError(s.folder / MASK_PICKLE, "", needed, "no such tensor in the folder")
     elif own is not None and (own.shape not in shapes or own.dtype not in DENSE):
         yield CheckpointError(own.file, MASK, f"shape {list(shapes[0])} of {list(DENSE)}", [own.dtype, *own.shape])
+
+
+def selector_faults(beside: Path, c: DraftConfig) -> Iterator[CheckpointError]:
+    """Of the selector in a folder of its own. Raises ConfigError."""
+    f = Fields.read(beside / "config.json")
+    size = selector_size(Fields(f.file, {**f.values, "vocab_size": c.vocab_size}), f)
+    if size is not None:
+        s = stored(beside)
+        yield from differences(s, list(selector_tensors(s, c, size)))
 
 
 def differences(s: Stored, wanted: list[Wanted]) -> Iterator[CheckpointError]:

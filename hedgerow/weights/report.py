@@ -17,6 +17,7 @@ from hedgerow.errors import InvalidRequest, printable
 from hedgerow.model.config import K2Config
 from hedgerow.model.draft_config import ARCHITECTURES, DraftConfig
 from hedgerow.model.draft_tensors import faults as draft_faults
+from hedgerow.model.draft_tensors import selector_faults
 from hedgerow.model.fields import Fields
 from hedgerow.model.folder import Stored, divides, faults, parameters, stored
 from hedgerow.model.headers import CheckpointError
@@ -24,6 +25,7 @@ from hedgerow.model.loader import Checkpoint, checkpoint_hash, share_bytes
 from hedgerow.model.manifest import Manifest
 from hedgerow.model.memory import CARDS, USABLE, token, tokens
 from hedgerow.model.reading import Watcher
+from hedgerow.model.selector import BESIDE
 from hedgerow.model.tensors import WHOLE, Share, last, layer, matrix, tensors
 from hedgerow.weights.convert import verify
 from hedgerow.weights.values import check_values
@@ -200,7 +202,8 @@ def drafter(folder: Path, report: Report) -> None:
     """A DFlash folder; whether it fits a target is compared when both are loaded."""
     c = DraftConfig.from_folder(folder)
     found = stored(folder, complain=report.add)
-    for fault in draft_faults(found, c):
+    beside = folder / BESIDE if c.selector is None and (folder / BESIDE).is_dir() else None
+    for fault in (*draft_faults(found, c), *(selector_faults(beside, c) if beside else ())):
         report.add(fault)
     report.kind = "a DFlash drafter" if c.convolution is None else "a DFlash 2 drafter"
     size = sum(entry.bytes for entry in found.entries.values())

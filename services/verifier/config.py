@@ -43,6 +43,16 @@ class VerifierServiceConfig(ComputingConfig):
             "help": "folder of the drafter's checkpoint, whose fc is applied where projected, or all where in-process"
         },
     )
+    trees: str = field(
+        default="auto",
+        metadata={
+            "choices": ("auto", "conditional", "marginal"),
+            "help": "of a drafter in this process, as of one in its own",
+        },
+    )
+    yarn_amplitude: float | None = field(
+        default=None, metadata={"min": 0.1, "max": 10.0, "help": "of a drafter in this process, as of one in its own"}
+    )
     acceptance_least: float = field(
         default=0.9,
         metadata={

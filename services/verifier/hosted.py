@@ -22,7 +22,7 @@ from hedgerow.model.devices import Device
 from hedgerow.model.fed import fed_steps
 from hedgerow.model.interface import Draft, Prepares, Target, waited
 from hedgerow.model.select import Engine, load_drafter
-from hedgerow.model.selector import drafts
+from hedgerow.model.selector import FromPairs, Trees, drafts
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.logs import get_log
 from services.verifier.agreement import Described, check
@@ -92,22 +92,24 @@ class HostedDrafter(LocalDrafter):
 def load_hosted(config: VerifierServiceConfig) -> HostedDrafter:
     """Reads the drafter's checkpoint. Blocks; raises HedgerowError with file and field, ConfigError with the variable.
 
-    DFlash alone, of hidden states, with the trees that a process of its own makes by default.
+    DFlash alone, of hidden states.
     """
     if config.drafter_path is None:
         raise ConfigError(variable_of("drafter_path"), "nothing", "it must be set where drafter is in-process")
     model = load_drafter(
         config.drafter_path, config.model_path, cast(Engine, config.engine), config.threads_used,
-        device=cast(Device, config.device),
+        device=cast(Device, config.device), amplitude=config.yarn_amplitude,
     )  # fmt: skip
     limits = DrafterConfig(config.max_sequences, min(config.max_budget, MOST_NODES))
     card = AcceptanceCard.from_folder(config.drafter_path, model.vocab_size)
-    if isinstance(model, Prepares):  # so that no request waits for a compiler
+    made = drafts(model, config.drafter_path, cast(Trees, config.trees))
+    if config.trees == "conditional" and not isinstance(made, FromPairs):
+        raise ConfigError(variable_of("trees"), config.trees, f"{config.drafter_path} has no selector")
+    if isinstance(model, Prepares):  # so that no request waits for a compiler; by now it knows of which trees
         model.prepare(limits.max_sequences, limits.max_budget)
-    driven = drafts(model, config.drafter_path)
-    alone = model if driven is model else None  # steps that feed each other have trees of marginals
-    engine = DrafterEngine(driven, limits)
-    return HostedDrafter(engine, _described(model, limits, card), waited=lambda: waited(model), model=alone)
+    alone = model if made is model else None  # steps that feed each other have trees of marginals
+    engine, said = DrafterEngine(made, limits), _described(model, limits, card)
+    return HostedDrafter(engine, said, waited=lambda: waited(model), model=alone)
 
 
 def feed(engine: VerifierEngine, model: Target, hosted: HostedDrafter) -> bool:

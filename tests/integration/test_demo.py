@@ -27,7 +27,7 @@ def test_the_demo_compares_every_budget_and_stops_what_it_started(
     said = capfd.readouterr().out
     assert "\x1b" not in said
     assert said.index("def read(path):\n") < said.index("\n    ", said.index("def read(path):\n")), "the text was shown"
-    for budget in ("no tree", "trees of 4", "trees of 8", "trees of 12", "trees of 16"):
+    for budget in ("no tree", "trees of 4", "trees of 8", "trees of 12", "trees of 16", "chosen, to 16"):
         assert re.search(rf"^{budget} .*yes$", said, re.M), budget
     assert re.search(r"^demo: recommended budget: (0, no tree|4|8|12|16), \d+ tok/s: a step with trees of ", said, re.M)
     assert said.count(" <- recommended") == 1

@@ -151,6 +151,20 @@ def test_the_process_has_both(tiny: Models) -> None:
     assert asyncio.run(hosted.draft(DraftBatch(1, ()))) is not None
 
 
+def test_its_amplitude_can_be_set_too(tiny: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+
+    def load_drafter(*_: object, amplitude: object, **__: object) -> object:
+        asked.append(amplitude)
+        raise InterruptedError
+
+    monkeypatch.setattr("services.verifier.hosted.load_drafter", load_drafter)
+    for given in ({}, {"yarn_amplitude": 1.41589}):
+        with pytest.raises(InterruptedError):
+            load_hosted(settings(tiny, **given))
+    assert asked == [None, 1.41589]
+
+
 def test_what_does_not_fit_stops_the_start(tiny: Models, tmp_path: Path) -> None:
     """A process of its own would be left alone, and decoding be plain; here the one start says it."""
     with pytest.raises(ConfigError, match="HEDGEROW_DRAFTER_PATH"):

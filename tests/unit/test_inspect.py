@@ -25,6 +25,7 @@ from hedgerow.weights.rehearse import write
 from hedgerow.weights.report import Report, facts, inspect, lines, shared, target
 from tests.dflash2 import SHAPES, write_dflash2
 from tests.tiny import TinyTarget, write_tiny
+from tests.unit.test_selector import write_selector
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = dataclasses.replace(MINI, layers=2, vocab=512, experts=2, top_k=1)
@@ -177,6 +178,19 @@ def test_everything_wrong_with_a_drafter_is_listed(tmp_path: Path) -> None:
     (pickle,) = (fault for fault in report.faults if not fault.what)
     assert pickle.file.endswith("mask_embedding.pt")
     assert "the tensor mask_embedding [64] in mask_embedding.safetensors" in pickle.needed
+
+
+def test_a_selector_beside_a_drafter_is_looked_at_too(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path).drafter
+    write_selector(folder)
+    assert not inspect(folder).fault_count
+    tensors = load_file(folder / "selector/model.safetensors")
+    tensors["candidate_selector.successor_codebook"] = torch.zeros(3, 8)
+    save_file(tensors, folder / "selector/model.safetensors")
+    assert [fault.what for fault in inspect(folder).faults] == ["candidate_selector.successor_codebook"]
+    (folder / "selector/config.json").write_text('{"selector_rank": 8, "selector_top_k": 99}')
+    (fault,) = inspect(folder).faults
+    assert (fault.what, fault.found) == ("selector_top_k", "99")
 
 
 def test_other_folders_are_told_from_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

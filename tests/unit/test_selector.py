@@ -87,16 +87,20 @@ def test_so_they_are_in_both_processes(tiny: TinyPaths) -> None:
     def made(**more: object) -> str:
         return load(DrafterServiceConfig(**(given | more))).trees  # type: ignore[arg-type]
 
-    def hosted() -> object:
-        return load_hosted(VerifierServiceConfig(**hosting)).engine._model  # type: ignore[arg-type]
+    def hosted(**more: object) -> object:
+        return load_hosted(VerifierServiceConfig(**(hosting | more))).engine._model  # type: ignore[arg-type]
 
     assert made() == "marginal"
     assert not isinstance(hosted(), FromPairs)
     with pytest.raises(ConfigError, match=r"HEDGEROW_TREES.*conditional.*has no selector"):
         made(trees="conditional")
+    with pytest.raises(ConfigError, match=r"HEDGEROW_TREES.*conditional.*has no selector"):
+        hosted(trees="conditional")
     write_selector(tiny.drafter)
     assert (made(), made(trees="marginal"), made(engine="torch")) == ("conditional", "marginal", "marginal")
     assert isinstance(hosted(), FromPairs)
+    assert not isinstance(hosted(trees="marginal"), FromPairs)
+    assert isinstance(hosted(trees="conditional", engine="torch"), FromPairs)
 
 
 def test_a_selector_that_adds_nothing_gives_the_marginals_trees(tiny: TinyPaths) -> None:
