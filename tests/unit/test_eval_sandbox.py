@@ -101,7 +101,9 @@ def test_an_attack_is_held_and_named(name: str) -> None:
     source, failure = ATTACKS[name]
     limits, began = SOON if failure == "time limit" else LIMITS, time.monotonic()
     verdict = judge(source, [("f()", 1)], limits=limits)
-    assert verdict.failure == failure, verdict
+    # the kernel's own limit of CPU time may come first, and kills who is deaf to its warning
+    held = {failure, "died of SIGKILL"} if name == "ignores every signal" else {failure}
+    assert verdict.failure in held, verdict
     assert time.monotonic() - began < limits.seconds + 10
 
 
