@@ -57,7 +57,7 @@ ATTACKS = {
     "changes what it was asked": ("import os\ndef f():\n os.lseek(0, 0, 0)\n return os.write(0, b'x')", "exception"),
     "nests without an end": ("def f():\n x = []\n for _ in range(10**5): x = [x]\n return x", "exception"),
     "sends what nests without an end": (
-        'import os\nfor fd in range(3, 64):\n try: os.write(fd, b\'{"value":\' + b\'[\' * 200000 + b\'\\n\')\n'
+        'import os\nfor fd in range(3, 1024):\n try: os.write(fd, b\'{"value":\' + b\'[\' * 200000 + b\'\\n\')\n'
         " except OSError: pass\nos._exit(0)", "ended with status 0 before it had answered",
     ),
     "ignores every signal": (
@@ -88,7 +88,7 @@ ATTACKS = {
     "crashes": ("import ctypes\ndef f(): ctypes.string_at(0)", "died of SIGSEGV"),
     "recursion": ("def f(): return f()", "exception"),
     "invents an answer": (
-        'import os\nfor fd in range(3, 64):\n try: os.write(fd, b\'{"value": 2}\\n\')\n except OSError: pass\n'
+        'import os\nfor fd in range(3, 1024):\n try: os.write(fd, b\'{"value": 2}\\n\')\n except OSError: pass\n'
         "os._exit(0)", "wrong answer",
     ),
     "no Python": ("def f(:", "syntax error"),
