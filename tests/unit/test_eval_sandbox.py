@@ -42,7 +42,7 @@ ATTACKS = {
     "ignores the warning": (
         "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", "time limit",
     ),
-    "closes its pipes and goes on": ("import os\nos.closerange(0, 64)\nwhile True: pass", "time limit"),
+    "closes its pipes and goes on": ("import os\nos.closerange(0, 1024)\nwhile True: pass", "time limit"),
     "memory hog": ("kept = []\nwhile True: kept.append('a' * 10**6 + str(len(kept)))", "memory limit"),
     "one large block": ("def f(): return len(bytearray(1 << 40))", "memory limit"),
     "writes a file": (f"def f(): open({MARK!r}, 'w').write('x')", "forbidden"),
@@ -101,9 +101,7 @@ def test_an_attack_is_held_and_named(name: str) -> None:
     source, failure = ATTACKS[name]
     limits, began = SOON if failure == "time limit" else LIMITS, time.monotonic()
     verdict = judge(source, [("f()", 1)], limits=limits)
-    # the kernel's own limit of CPU time may come first, and kills who is deaf to its warning
-    held = {failure, "died of SIGKILL"} if name == "ignores every signal" else {failure}
-    assert verdict.failure in held, verdict
+    assert verdict.failure == failure, verdict
     assert time.monotonic() - began < limits.seconds + 10
 
 
