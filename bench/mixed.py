@@ -28,6 +28,7 @@ pin_blas(os.environ)  # before torch is loaded, as the services do
 import torch  # noqa: E402
 
 from bench.drive import Job  # noqa: E402
+from bench.serving import percentile  # noqa: E402
 from bench.subjects import Subjects, machine  # noqa: E402
 from hedgerow.engine.config import EngineConfig  # noqa: E402
 from hedgerow.engine.step import Drafter, step  # noqa: E402
@@ -44,11 +45,6 @@ class Round(NamedTuple):
     alone: Sequence[float]
     beside: Sequence[float]
     first_token: float
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 async def one_step(engine: VerifierEngine, drafter: Drafter) -> bool:
