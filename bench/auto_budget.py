@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -30,13 +29,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bench.subjects import machine
+from bench.tracing import cpu
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
 from hedgerow.client import AsyncClient, Options
 
 RESULTS = Path(__file__).parent / "results"
 AUTO = None
 SETTINGS: dict[str, dict[str, float]] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8, "top_p": 0.95}}
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Turn(NamedTuple):
@@ -62,15 +61,6 @@ def shuffled(drafter: Path, into: Path) -> Path:
     return into
 
 
-def cpu_seconds(stack: Stack) -> float:
-    """Of the stack's processes since they began, threads included."""
-    total = 0
-    for name in ("kvstore", "gateway", "verifier", "drafter"):
-        fields = Path(f"/proc/{stack.pid(name)}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / TICK
-
-
 async def stream(client: AsyncClient, prompt: str, options: Options) -> tuple[list[int], float, float, int, list[int]]:
     """Tokens, the times of the first and the last chunk, tokens after the first, and each later step's budget."""
     tokens, first, last, later, budgets = list[int](), 0.0, 0.0, 0, list[int]()
@@ -86,11 +76,11 @@ async def stream(client: AsyncClient, prompt: str, options: Options) -> tuple[li
 
 
 async def turn(client: AsyncClient, stack: Stack, prompts: Sequence[str], options: Options) -> Turn:
-    before = cpu_seconds(stack)
+    before = sum(cpu(stack))
     done = await asyncio.gather(*(stream(client, prompt, options) for prompt in prompts))
     first, last = min(one[1] for one in done), max(one[2] for one in done)
     return Turn(
-        sum(one[3] for one in done), last - first, cpu_seconds(stack) - before, tuple(tuple(one[0]) for one in done),
+        sum(one[3] for one in done), last - first, sum(cpu(stack)) - before, tuple(tuple(one[0]) for one in done),
         Counter(budget for one in done for budget in one[4]),
     )  # fmt: skip
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 from bench.drive import Job, plain
@@ -15,6 +16,7 @@ from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.model.cache import LatentCache
 from hedgerow.model.compiled import CompiledCache
 from hedgerow.model.select import Engine, load_drafter, load_target
+from tests.compiled_builds import missing_compiler
 from tests.tiny import TinyTarget, write_tiny
 
 SETTINGS = {
@@ -49,6 +51,16 @@ class Rig:
 
     def plain_all(self, jobs: Sequence[Job]) -> dict[str, list[int]]:
         return {job.name: self.plain(job) for job in jobs}
+
+
+def one_thread(folder: Path, engine: Engine) -> Iterator[Rig]:
+    """A rig while torch has one thread, for a fixture to yield from. The test is skipped where there is no compiler."""
+    if engine == "compiled" and missing_compiler():
+        pytest.skip(missing_compiler())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Rig(folder, seed=3, engine=engine)
+    torch.set_num_threads(threads)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

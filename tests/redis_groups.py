@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ import redis
 
 from hedgerow.cli.child import Backoff
 from hedgerow.cli.embedded_redis import EmbeddedRedis
+from hedgerow.cli.ports import free_ports
 from tests.polling import eventually
 
 HOST, MASTER = "127.0.0.1", "hedgerow"
@@ -63,10 +63,19 @@ def servers(
 ) -> Iterator[list[EmbeddedRedis]]:
     """Servers of one kind; those that are killed stay dead."""
     at_once = {"repl-diskless-sync-delay": "0"}  # otherwise a replica waits five seconds for others to come
-    settings = at_once | dict(settings)
+    settings, made = at_once | dict(settings), list[EmbeddedRedis]()
+    # a cluster's nodes talk on another port each, by default 10,000 above: there it may be an outgoing connection's
+    for i, bus in enumerate(free_ports(count)):
+        own = {"cluster-port": str(bus)} if "cluster-enabled" in settings else {}
+        made.append(EmbeddedRedis(folder / str(i), binary=binary, backoff=NEVER, settings=settings | own))
     with ExitStack() as stack:
-        made = [EmbeddedRedis(folder / str(i), binary=binary, backoff=NEVER, settings=settings) for i in range(count)]
         yield [stack.enter_context(server) for server in made]
+
+
+def bus_port(node: EmbeddedRedis) -> int:
+    """Where the other nodes of its cluster call it."""
+    with client_of(node) as client:
+        return int(client.config_get("cluster-port")["cluster-port"])
 
 
 class Sentinels:
@@ -74,9 +83,7 @@ class Sentinels:
 
     def __init__(self, folder: Path, data: Sequence[EmbeddedRedis], binary: Path) -> None:
         self.data = data
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = next(free_ports(1))
         configuration = folder / "sentinel.conf"
         configuration.write_text(
             f"port {self.port}\ndir {folder}\nsentinel monitor {MASTER} {HOST} {data[0].port} 1\n"
@@ -139,7 +146,7 @@ def cluster(folder: Path, primaries: int) -> Iterator[list[EmbeddedRedis]]:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
         for node in nodes[1:]:
-            clients[0].execute_command("CLUSTER", "MEET", HOST, node.port)
+            clients[0].execute_command("CLUSTER", "MEET", HOST, node.port, bus_port(node))
         for client in clients:
             eventually(lambda client=client: agrees(client, len(nodes)), 30, "a cluster that agrees")  # type: ignore[misc]
         yield nodes

@@ -11,11 +11,8 @@ from collections.abc import Sequence
 
 SIZES = (0, 2, 4, 6, 8, 12, 16, 24, 32, 48, 63)
 """Budgets that are chosen from, up to the most that a sequence may have."""
-HOPE, TRIALS = (
-    0.6,
-    4.0,
-)  # a drafter that was never tried: its first node's share, each next one's 0.85 of it; as if tried
-FADE = 0.85
+HOPE, FADE = 0.6, 0.85  # of a drafter that was never tried: its first node's share; each next one's, of the one before
+TRIALS = 4.0  # as often as if it had been tried
 OWN_MEMORY, SHARED_MEMORY = 48.0, 200.0  # trees after which a curve has forgotten most
 NEWS = 24.0  # the memory while no trees are grown but those of trials
 PULL = 40.0  # the verifier's curve counts as so many trees of a sequence's own

@@ -15,6 +15,7 @@ from hedgerow.errors import InvalidRequest
 from hedgerow.model.compiled import checked_threads
 from hedgerow.model.compiled_pairs import pair_trees
 from hedgerow.model.compiled_trees import compiled_trees
+from hedgerow.model.convolution import StoredHalf, stored_halves
 from hedgerow.model.dflash import check_append, rotary_tables
 from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.draft_tensors import borrow
@@ -248,9 +249,9 @@ def pack_layer(p: Packer, checkpoint: Checkpoint, number: int, c: DraftConfig) -
     qkv = torch.cat([checkpoint.dense(f"{base}{name}.weight", (rows, h)) for name, rows in attention])
     gate, up = (checkpoint.dense(f"{base}mlp.{n}_proj.weight", (c.intermediate_size, h)) for n in ("gate", "up"))
     window = c.windows[number]
-    (attention_base, attention_conv), (mlp_base, mlp_conv) = (
-        pack_convolution(p, checkpoint, f"{base}{half}_conv.", c) for half in ("attention", "mlp")
-    )
+    (attention_base, attention_conv), (mlp_base, mlp_conv) = [
+        pack_convolution(p, checkpoint, half) for half in stored_halves(base, c)
+    ] or [(None, lib.Matrix())] * 2
     return lib.DraftLayer(
         input_norm=p.keep(checkpoint.weight(base + "input_layernorm.weight", h)),
         mlp_norm=p.keep(checkpoint.weight(base + "post_attention_layernorm.weight", h)),
@@ -269,12 +270,9 @@ def pack_layer(p: Packer, checkpoint: Checkpoint, number: int, c: DraftConfig) -
     )
 
 
-def pack_convolution(p: Packer, checkpoint: Checkpoint, base: str, c: DraftConfig) -> tuple[int | None, lib.Matrix]:
-    """The bases and the projection of one half's convolution (convolution.py); nothing where there is none."""
-    if c.convolution is None:
-        return None, lib.Matrix()
-    taps, group = c.convolution
-    size = 2 * taps * (c.hidden_size // group)
-    projection = checkpoint.dense(base + "kernel_projection.weight", (size, c.hidden_size))
-    padded = torch.cat([projection, projection.new_zeros(-size % PANEL, c.hidden_size)])
-    return p.keep(checkpoint.weight(base + "base_kernel", 2, taps, c.hidden_size)), p.matrix(padded)
+def pack_convolution(p: Packer, checkpoint: Checkpoint, half: StoredHalf) -> tuple[int | None, lib.Matrix]:
+    """The bases and the projection of one half's convolution (convolution.py)."""
+    projection = checkpoint.dense(f"{half.projection}.weight", half.projection_shape)
+    rows, hidden = half.projection_shape
+    padded = torch.cat([projection, projection.new_zeros(-rows % PANEL, hidden)])
+    return p.keep(checkpoint.weight(half.base, *half.base_shape)), p.matrix(padded)

@@ -9,11 +9,31 @@ its own. Rows are a block's: it never reaches into another one, or into the cont
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.loader import Checkpoint
+
+
+class StoredHalf(NamedTuple):
+    """The tensors of one half of a layer, as checkpoints have them."""
+
+    base: str
+    base_shape: tuple[int, int, int]  # 2, taps, hidden
+    projection: str  # without `.weight`
+    projection_shape: tuple[int, int]  # 2 * taps * groups, hidden
+
+
+def stored_halves(layer: str, c: DraftConfig) -> tuple[StoredHalf, ...]:
+    """Around attention and MLP of the layer that is named so; none where the drafter has none."""
+    if c.convolution is None:
+        return ()
+    taps, group = c.convolution
+    shapes = (2, taps, c.hidden_size), (2 * taps * (c.hidden_size // group), c.hidden_size)
+    names = (f"{layer}{half}_conv." for half in ("attention", "mlp"))
+    return tuple(StoredHalf(f"{n}base_kernel", shapes[0], f"{n}kernel_projection", shapes[1]) for n in names)
 
 
 @dataclass(frozen=True)
@@ -29,15 +49,13 @@ class GroupedConvolution:
         """Around attention and MLP; none where the drafter has none."""
         if c.convolution is None:
             return ()
-        taps, group = c.convolution
-        size = 2 * taps * (c.hidden_size // group)
         return tuple(
             cls(
-                checkpoint.weight(f"{base}{half}_conv.base_kernel", 2, taps, c.hidden_size),
-                checkpoint.weight(f"{base}{half}_conv.kernel_projection.weight", size, c.hidden_size).T.contiguous(),
-                group,
+                checkpoint.weight(half.base, *half.base_shape),
+                checkpoint.weight(f"{half.projection}.weight", *half.projection_shape).T.contiguous(),
+                c.convolution.group,
             )
-            for half in ("attention", "mlp")
+            for half in stored_halves(base, c)
         )
 
     def before(self, y: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:

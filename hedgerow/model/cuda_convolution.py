@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hedgerow.model.convolution import stored_halves
 from hedgerow.model.cuda_weights import Reader
 from hedgerow.model.draft_config import DraftConfig
 from kernels.gpu.grouped_convolution import grouped_convolution
@@ -38,16 +39,9 @@ class CudaConvolution:
     @classmethod
     def both(cls, r: Reader, base: str, c: DraftConfig) -> tuple[CudaConvolution, ...]:
         """Around attention and MLP; none where the drafter has none."""
-        if c.convolution is None:
-            return ()
-        taps, group = c.convolution
-        size = 2 * taps * (c.hidden_size // group)
         return tuple(
-            cls(
-                r.dense((f"{base}{half}_conv.base_kernel", (2, taps, c.hidden_size))),
-                r.dense((f"{base}{half}_conv.kernel_projection.weight", (size, c.hidden_size))),
-            )
-            for half in ("attention", "mlp")
+            cls(r.dense((half.base, half.base_shape)), r.dense((f"{half.projection}.weight", half.projection_shape)))
+            for half in stored_halves(base, c)
         )
 
     def before(self, y: torch.Tensor, room: ConvolutionRoom) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from hedgerow.model.convolution import stored_halves
 from hedgerow.model.draft_config import DraftConfig, SelectorSize, selector_size
 from hedgerow.model.fields import ConfigError, Fields
 from hedgerow.model.folder import MASK_FILE, Stored, refuse, stored
@@ -43,11 +44,9 @@ def tensors(c: DraftConfig) -> Iterator[Wanted]:
         for name in ("gate_proj", "up_proj"):
             yield matrix(f"{base}mlp.{name}", c.intermediate_size, hidden)
         yield matrix(f"{base}mlp.down_proj", hidden, c.intermediate_size)
-        if c.convolution is not None:
-            taps, group = c.convolution
-            for half in ("attention", "mlp"):
-                yield Wanted(f"{base}{half}_conv.base_kernel", (2, taps, hidden), DENSE, None)
-                yield matrix(f"{base}{half}_conv.kernel_projection", 2 * taps * (hidden // group), hidden)
+        for half in stored_halves(base, c):
+            yield Wanted(half.base, half.base_shape, DENSE, None)
+            yield matrix(half.projection, *half.projection_shape)
 
 
 def selector_tensors(s: Stored, c: DraftConfig, size: SelectorSize) -> Iterator[Wanted]:

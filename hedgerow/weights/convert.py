@@ -65,6 +65,7 @@ def convert(source: Path, target: Path, ranks: int, say: Say, watcher: Watcher |
         journal = begun(target, plan_of(source, ORDER, ranks))
         if isinstance(journal, Manifest):
             say(f"{target} is converted already")
+            (target / JOURNAL).unlink(missing_ok=True)  # of who was killed right after the manifest
             return journal
         check_room(work, journal)
         if not journal.checkpoint_hash:

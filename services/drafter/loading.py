@@ -54,9 +54,9 @@ def dflash(config: DrafterServiceConfig, folder: Path) -> Made:
     )
     card = AcceptanceCard.from_folder(folder, model.vocab_size)
     made = drafts(model, folder, cast(Trees, config.trees))
-    if isinstance(model, Prepares):  # so that no request waits for a compiler; by now it knows of which trees
-        model.prepare(config.max_sequences, config.max_budget)
     kind = "conditional" if isinstance(made, FromPairs) else "marginal"
     if config.trees not in ("auto", kind):
         raise ConfigError(variable_of("trees"), config.trees, f"{folder} has no selector")
+    if isinstance(model, Prepares):  # so that no request waits for a compiler; by now it knows of which trees
+        model.prepare(config.max_sequences, config.max_budget)
     return Made(folder.name, made, model, config.features, card, kind)

@@ -156,7 +156,7 @@ class VerifierServiceConfig(ComputingConfig):
     )
     prefill_rows: int = field(default=256, metadata={"min": 1, "max": 65536, "help": "prompt rows in one step"})
     prefill_factor: float = field(
-        default=1.7,
+        default=3.0,
         metadata={
             "min": 0.0,
             "max": 1000.0,

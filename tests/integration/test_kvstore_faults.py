@@ -16,6 +16,7 @@ import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hedgerow.cli.embedded_redis import EmbeddedRedis
+from hedgerow.cli.ports import free_ports
 from hedgerow.errors import Overloaded, Unavailable
 from hedgerow.v1 import common_pb2
 from hedgerow.v1 import kvstore_pb2 as pb
@@ -286,7 +287,8 @@ def test_bad_configuration_ends_the_process_with_the_variable(settings: dict[str
 @pytest.mark.parametrize("name", list(SERVERS))
 async def test_cluster_takes_every_call(tmp_path: Path, name: str) -> None:
     """A cluster refuses a script whose keys lie in two slots, or that touches a key it did not name."""
-    with EmbeddedRedis(tmp_path / "redis", binary=SERVERS[name], settings={"cluster-enabled": "yes"}) as server:
+    settings = {"cluster-enabled": "yes", "cluster-port": str(next(free_ports(1)))}
+    with EmbeddedRedis(tmp_path / "redis", binary=SERVERS[name], settings=settings) as server:
         await every_call_on(server)
 
 

@@ -183,7 +183,7 @@ async def test_leaving_ends_the_session_at_once_and_dying_does_not(pair: Stack) 
         left = client.generate(PROMPT, **endless)
         await anext(left)
         await left.aclose()
-        await soon(lambda: verifier_load(pair).running == 0, 5, "the end of a sequence that was left")
+        await soon(lambda: verifier_load(pair).running == 0, 8, "the end of a sequence that was left")
         assert (await client.get_session(left.session_id)).finish_reason == "cancelled"
     async with AsyncClient(pair.addresses("gateway"), retry=Retry.never()) as client:
         broken = client.generate(PROMPT, **GREEDY)
@@ -194,8 +194,6 @@ async def test_leaving_ends_the_session_at_once_and_dying_does_not(pair: Stack) 
         async def finished() -> bool:
             return (await client.get_session(session_id)).finish_reason == "length"
 
-        for _ in range(500):
-            if await finished():
-                break
-            await asyncio.sleep(0.02)
-        assert await finished(), "a detached session goes on without its client"
+        async with asyncio.timeout(80):  # a detached session goes on without its client
+            while not await finished():
+                pass

@@ -462,3 +462,11 @@ def test_everything_long_says_how_far_it_is(source: Path, tmp_path: Path, monkey
     identity.check_share(tmp_path / "out", Share(1, 2))
     assert said[-1].startswith(f"comparing rank 1 of {tmp_path / 'out'}: ")
     assert said[-1].endswith(" GB/s, 0 s left")
+
+
+def test_a_kill_right_after_the_manifest_leaves_no_journal(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out", 2, quiet)
+    whole = files(tmp_path / "out")
+    (tmp_path / "out" / JOURNAL).write_text("{}")
+    convert(source, tmp_path / "out", 2, quiet)
+    assert files(tmp_path / "out") == whole

@@ -52,7 +52,7 @@ def test_an_answer_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> Non
     """Neither by what it raises, nor by the kind of failure that it claims."""
     raises = "raise ValueError('\\x1b]0;mine\\x07')"
     said = '{"failure": "\\\\u001b[2J"}\\n'
-    claims = f"import os\nfor fd in range(3, 64):\n try: os.write(fd, b'{said}')\n except OSError: pass"
+    claims = f"import os\nfor fd in range(3, 1024):\n try: os.write(fd, b'{said}')\n except OSError: pass"
     for code, shown in ((raises, "\ufffd]0;mine"), (claims, "failed (\ufffd[2J)")):
         text = f"```python\ndef clockwise(rows): pass\n{code}\n```"
         with served(script(text, 1), script(text, 1)) as (server, _):  # type: ignore[arg-type]

@@ -13,20 +13,14 @@ from bench.drive import Job, drive_now
 from hedgerow.engine.step import NoDrafter
 from hedgerow.engine.types import DraftAnswer, DraftBatch, Sampling
 from hedgerow.engine.verifier import VerifierEngine
-from tests.compiled_builds import missing_compiler
-from tests.engine_rig import Oracle, Rig, latents, oracle, prompt, spoil
+from tests.engine_rig import Oracle, Rig, latents, one_thread, oracle, prompt, spoil
 
 PROMPT, TOKENS = 70, 70
 
 
 @pytest.fixture(scope="module", params=["torch", "compiled"])
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    if request.param == "compiled" and missing_compiler():
-        pytest.skip(missing_compiler())
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Rig(tmp_path_factory.mktemp("tiny"), seed=3, engine=request.param)
-    torch.set_num_threads(threads)
+    yield from one_thread(tmp_path_factory.mktemp("tiny"), request.param)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from hedgerow.engine.types import DraftAnswer, DraftBatch, Finish, Sampling
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.model.ranked import RankEngine
 from tests.compiled_builds import missing_compiler
-from tests.engine_rig import EOS, VOCABULARY, Oracle, Rig, latents, oracle, prompt, spoil
+from tests.engine_rig import EOS, VOCABULARY, Oracle, Rig, latents, one_thread, oracle, prompt, spoil
 from tests.tiny import write_target
 from tests.unit.test_rank_group import TARGET, group
 
@@ -28,12 +28,7 @@ SEEN = prompt(200)  # three whole pages and some
 
 @pytest.fixture(scope="module", params=["torch", "compiled"])
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    if request.param == "compiled" and missing_compiler():
-        pytest.skip(missing_compiler())
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Rig(tmp_path_factory.mktemp("tiny"), seed=3, engine=request.param)
-    torch.set_num_threads(threads)
+    yield from one_thread(tmp_path_factory.mktemp("tiny"), request.param)
 
 
 def job(name: str, tokens: Sequence[int], seed: int = 11, budget: int = 0, **more: object) -> Job:

@@ -33,7 +33,7 @@ from kernels.collectives import Ranks
 from tests.engine_rig import oracle, prompt
 from tests.polling import eventually
 from tests.thread_ranks import Together, prompt_and_tree
-from tests.tiny import TinyTarget, write_target
+from tests.tiny import TinyTarget, write_target, write_vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = TinyTarget(expert_width=128, dense_width=256, heads=4)
@@ -52,6 +52,7 @@ def _one_thread() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
     write_target(folder, TARGET)
+    write_vocabulary(folder, TARGET.vocab)
     return folder
 
 

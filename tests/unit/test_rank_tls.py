@@ -18,11 +18,11 @@ from hedgerow.engine.rank_wire import HELLO, Sealed, WireError, admit, knock
 from hedgerow.rpc.config import ConfigError
 from hedgerow.rpc.tls import TlsConfig, mutual_contexts
 from tests.certificates import Authority, Files, copied, put
+from tests.sockets import Ends, connected
 
 SECRET = b"a secret of this test"
 CLAIM = {"speaks": 1, "ranks": 4, "hosts": 2, "host": 1, "rank": 3}
 PROMPT = b"the tokens of a prompt" * 3
-Ends = tuple[socket.socket, socket.socket]
 
 
 class Some(NamedTuple):
@@ -45,11 +45,8 @@ def some(tmp_path_factory: pytest.TempPathFactory) -> Some:
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    one = socket.create_connection(listening.getsockname())
-    other, _ = listening.accept()
-    with listening, one, other:
-        yield one, other
+    with connected() as both:
+        yield both
 
 
 def tls(files: Files) -> Tls:

@@ -11,18 +11,15 @@ import pytest
 
 from hedgerow.engine.rank_door import Split
 from hedgerow.engine.rank_wire import HEAD, HELLO, MOST_BYTES, NONCE, SEAL, Sealed, WireError, admit, knock, write_all
+from tests.sockets import Ends, connected
 
 SECRET, NONCES = b"a secret of this test", bytes(range(64))
-Ends = tuple[socket.socket, socket.socket]
 
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    listening = socket.create_server(("127.0.0.1", 0))
-    one = socket.create_connection(listening.getsockname())
-    other, _ = listening.accept()
-    with listening, one, other:
-        yield one, other
+    with connected() as both:
+        yield both
 
 
 def sealed(ends: Ends) -> tuple[Sealed, Sealed]:

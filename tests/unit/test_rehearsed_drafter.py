@@ -78,5 +78,5 @@ def test_the_command_writes_both_and_they_fit(
 def test_a_drafter_that_is_there_already_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_drafter(tmp_path / "kimi-dflash", "k2.6", SMALL, "dflash")
     assert main(["rehearse", str(tmp_path / "kimi"), "--drafter", "dflash", "--vocab", "512"]) == 2
-    assert "kimi-dflash" in capsys.readouterr().err
+    assert "is not allowed: a new or an empty folder, for the drafter" in capsys.readouterr().err
     assert not (tmp_path / "kimi").exists(), "nothing was begun"

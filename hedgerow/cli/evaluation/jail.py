@@ -121,7 +121,8 @@ def limits(memory: int, seconds: int, told: dict[str, list[str]]) -> None:
     """Bytes of address space, seconds of processor; no file grows."""
     for name, most in (("AS", memory), ("CPU", seconds), ("FSIZE", 0), ("CORE", 0), ("NOFILE", 64), ("STACK", 8 << 20)):
         try:
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
+            hard = most + 1 if name == "CPU" else most  # of processor time the first limit is told, the second kills
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, hard))
         except (OSError, ValueError) as error:
             told["missing"].append(f"RLIMIT_{name} ({error})")
 
