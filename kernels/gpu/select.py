@@ -149,14 +149,37 @@ def gather_row(
             id, x = tile_of(row_ptr, i, vocabulary, TILE)
             held += ((id < vocabulary) & ((x > least) | ((x == least) & (id <= last)))).to(tl.int32)
         total = tl.minimum(want, vocabulary)
-    place = tl.cumsum(held, 0) - held
-    for i in tl.range(TILES, loop_unroll_factor=UNROLL):
-        id, x = tile_of(row_ptr, i, vocabulary, TILE)
-        here = (id < vocabulary) & ((x > least) | ((x == least) & (id <= last)))
-        key = ((ordered(x) ^ -1).to(tl.int64) << 32) | id
-        tl.store(scratch_ptr + place, key, mask=here & (place < PLACES))
-        place += here.to(tl.int32)
+    _collect(row_ptr, held, least, last, scratch_ptr, vocabulary, TILES, TILE, PLACES)
     return total, tl.sum(sums, 0)
+
+
+@triton.jit
+def _collect(
+    row_ptr, held, least, last, scratch_ptr, vocabulary,
+    TILES: tl.constexpr, TILE: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """Keys of what is not behind (least, last), to scratch. held [TILE]: how many each place of the tiles has of them.
+
+    First the places that have any, PLACES at most, and where their keys begin; then only these are read again.
+    """
+    both = held + ((held > 0).to(tl.int32) << 16)
+    before = tl.cumsum(both, 0) - both
+    entry = (before << 16) | tl.arange(0, TILE)  # TILE is below 2^16
+    tl.store(scratch_ptr + (before >> 16), entry.to(tl.int64), mask=(held > 0) & ((before >> 16) < PLACES))
+    tl.debug_barrier()  # what other threads stored is read back
+    n = tl.arange(0, PLACES)
+    listed = n < (tl.sum(both, 0) >> 16)
+    entry = tl.load(scratch_ptr + n, mask=listed, other=0).to(tl.int32)
+    tl.debug_barrier()  # all is read before it is written over
+    t = tl.arange(0, triton.next_power_of_2(TILES))
+    id = t[None, :] * TILE + (entry & 0xFFFF)[:, None]
+    inside = listed[:, None] & (t < TILES)[None, :] & (id < vocabulary)
+    x = tl.load(row_ptr + id, mask=inside, other=float("-inf")).to(tl.float32)
+    x = tl.where(x == x, x, float("-inf"))
+    here = inside & ((x > least) | ((x == least) & (id <= last)))
+    at = (entry >> 16)[:, None] + tl.cumsum(here.to(tl.int32), 1) - here.to(tl.int32)
+    key = ((ordered(x) ^ -1).to(tl.int64) << 32) | id
+    tl.store(scratch_ptr + at, key, mask=here & (at < PLACES))
 
 
 @triton.jit
@@ -166,4 +189,4 @@ def sort_few(keys_ptr, found, PLACES: tl.constexpr):
     j = tl.arange(0, PLACES)
     key = tl.load(keys_ptr + j, mask=j < found, other=0)
     key = tl.where(j < found, key, NO_KEY + j.to(tl.int64))
-    return key, tl.sum((key[None, :] < key[:, None]).to(tl.int32), 1)
+    return key, tl.sum((key[:, None] < key[None, :]).to(tl.int32), 0)
