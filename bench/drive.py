@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hedgerow.engine.fed import FedVerifier
 from hedgerow.engine.sampler import RowDraw, draw
-from hedgerow.engine.step import Drafter, step
+from hedgerow.engine.step import Drafter, LocalDrafter, step, step_here
 from hedgerow.engine.types import Finish, Sampling, Start, StepResult, UsageCount
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import InvariantViolation
@@ -79,12 +80,16 @@ async def drive(engine: VerifierEngine, drafter: Drafter, jobs: Sequence[Job]) -
     Raises the error of a sequence that failed.
     """
     run, waiting, steps = Run(), sorted(jobs, key=lambda job: job.arrives), 0
+    feeds = isinstance(engine, FedVerifier)
     while waiting or engine.has_work():
         while waiting and (waiting[0].arrives <= steps or not engine.has_work()):
             job = waiting.pop(0)
             run.tokens[job.name] = list(job.committed)
             engine.start(job.start())
-        result = await step(engine, drafter)
+        if feeds and isinstance(drafter, LocalDrafter):
+            result = step_here(engine, drafter)
+        else:
+            result = await step(engine, drafter)
         if result is not None:
             steps += 1
             run.take(result)

@@ -4,11 +4,14 @@
     python -m bench.exactness run --jobs 8          eight processes that share the cells; one a core if not given
     python -m bench.exactness summary               what the results add up to
     python -m bench.exactness slice --seconds 170   random parts of it within a time, for `make test`
+    python -m bench.exactness run --device cuda --fast      how many tokens differ where the law of splits is not kept
 
 A cell is a sampling setting and a block of eight prompts; its result is one file. In a cell every prompt is decoded
 plainly by a bare loop over the model, then by the engine at budgets 0 to 63, one at a time and eight at once (arriving
-one after the other), with the drafter; and for the first 20 prompts with random valid trees. Results count together
-only if they come from the same source and checkpoints. Exits with 1 if any token differs.
+one after the other), with the drafter; and for the first 20 prompts with random valid trees. On a GPU the engine's
+steps feed each other, as in the service. Results count together only if they come from the same source and checkpoints.
+Exits with 1 if any token differs. With --fast they may: path D then splits keys by the batch's size, which nobody is
+served with, and what that does is counted (--results elsewhere).
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 from hedgerow.model.blas import pin_blas
 
@@ -31,12 +35,14 @@ pin_blas(os.environ)  # before torch is loaded, as the services do
 import torch  # noqa: E402
 
 from bench.drive import Job, drive_now, plain  # noqa: E402
-from bench.sharing import others, taken  # noqa: E402
+from bench.exactness_cells import Cell, Extent, Tally  # noqa: E402
+from bench.sharing import others, read, taken, write  # noqa: E402
 from bench.subjects import Subjects, logit_gap, machine  # noqa: E402
 from hedgerow.engine.config import EngineConfig  # noqa: E402
+from hedgerow.engine.fed import FedVerifier  # noqa: E402
 from hedgerow.engine.step import Drafter  # noqa: E402
 from hedgerow.engine.types import Sampling  # noqa: E402
-from hedgerow.engine.verifier import VerifierEngine  # noqa: E402
+from hedgerow.model.fed import fed_steps  # noqa: E402
 from hedgerow.scheduling import usable_cores  # noqa: E402
 from tests.random_drafter import RandomDrafter  # noqa: E402
 
@@ -52,39 +58,15 @@ BLOCK = 8
 RANDOM_PROMPTS = 20  # that are also run with random trees
 
 
-class Cell(NamedTuple):
-    """One part of the run."""
-
-    setting: str
-    trees: str  # "drafter" or "random"
-    block: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.trees}-{self.setting}-{self.block:02d}"
-
-
-@dataclass
-class Tally:
-    """What was compared; adds up."""
-
-    sequences: int = 0
-    tokens: int = 0
-    differences: list[dict[str, object]] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def add(self, other: Tally) -> None:
-        self.sequences += other.sequences
-        self.tokens += other.tokens
-        self.differences += other.differences
-        self.seconds += other.seconds
-
-
 class Comparison:
-    """Runs jobs through the engine and compares them with plain decoding, which is done once per prompt and setting."""
+    """Runs jobs through the engine and compares them with plain decoding, which is done once per prompt and setting.
 
-    def __init__(self, subjects: Subjects, tokens: int) -> None:
-        self.subjects, self.tokens = subjects, tokens
+    fast: path D splits keys at multiples of 32 times the batch, not of what the session's length gives.
+    """
+
+    def __init__(self, subjects: Subjects, tokens: int, fast: bool = False) -> None:
+        self.subjects, self.tokens, self.fast = subjects, tokens, fast
+        self.feed = fed_steps(subjects.model, subjects.draft_model)
         self._plain: dict[tuple[str, int], list[int]] = {}
 
     def sampling(self, setting: str, prompt: int) -> Sampling:
@@ -102,15 +84,18 @@ class Comparison:
         """The prompts at one budget, `batch` at a time."""
         begun, s = time.perf_counter(), self.subjects
         expected = {f"p{p}": self.reference(setting, p) for p in prompts}
-        engine = VerifierEngine(s.model, EngineConfig(max_sequences=batch), s.vocabulary, s.eos)
+        engine = FedVerifier(s.model, EngineConfig(max_sequences=batch), s.vocabulary, s.eos)
+        engine.feed(self.feed)
         jobs = [
             Job(f"p{p}", s.prompts[p], self.sampling(setting, p), budget, arrives=2 * i) for i, p in enumerate(prompts)
         ]
         drafter: Drafter = s.drafter()
         if trees == "random":  # of tokens that do occur, so that a node is accepted now and then
             drafter = RandomDrafter(1000 * prompts[0] + budget, sorted({t for text in expected.values() for t in text}))
-        got = drive_now(engine, drafter, jobs).tokens
-        tally = Tally(len(jobs), sum(map(len, got.values())))
+        with split_by(batch) if self.fast else nullcontext():
+            done = drive_now(engine, drafter, jobs)
+        got = done.tokens
+        tally = Tally(len(jobs), sum(map(len, got.values())), steps=len(done.results), fed=engine.fed_steps)
         for job, prompt in zip(jobs, prompts, strict=True):
             if got[job.name] != expected[job.name]:
                 where = {"setting": setting, "prompt": prompt, "budget": budget, "batch": batch, "trees": trees}
@@ -129,26 +114,17 @@ class Comparison:
         return {"offset": offset, "position": len(job.prompt) + offset, "plain": a, "tree": b, "logit_gap": gap}
 
 
-class Extent(NamedTuple):
-    """How much is run."""
+@contextmanager
+def split_by(batch: int) -> Iterator[None]:
+    """Path D's splits on a GPU as wide as suits a batch: what a fast mode would do, and sessions forbid."""
+    from hedgerow.model import cuda_plan  # needs triton
 
-    prompts: int
-    random: int  # of these, with random trees too
-    block: int
-    settings: tuple[str, ...]
-    budgets: tuple[int, ...]
-    batches: tuple[int, ...]
-
-    def cells(self) -> Iterator[Cell]:
-        """Block by block, so that a part of the run holds every setting; random trees, which take longest, first."""
-        for block in range(-(-min(self.prompts, self.random) // self.block)):
-            yield from (Cell(setting, "random", block) for setting in self.settings)
-        for block in range(-(-self.prompts // self.block)):
-            yield from (Cell(setting, "drafter", block) for setting in self.settings)
-
-    def members(self, cell: Cell) -> list[int]:
-        most = min(self.prompts, self.random) if cell.trees == "random" else self.prompts
-        return list(range(cell.block * self.block, min((cell.block + 1) * self.block, most)))
+    law, width = cuda_plan.width_of, max(64, 32 * batch)
+    cuda_plan.width_of = cast(Any, lambda limit: width)
+    try:
+        yield
+    finally:
+        cuda_plan.width_of = law
 
 
 def run_cell(comparison: Comparison, cell: Cell, extent: Extent) -> Tally:
@@ -178,11 +154,12 @@ def run(args: argparse.Namespace) -> int:
 def run_cells(args: argparse.Namespace) -> int:
     """Cell after cell that no other process is at."""
     subjects = load(args)
-    comparison, failed = Comparison(subjects, args.tokens), 0
+    comparison, failed = Comparison(subjects, args.tokens, args.fast), 0
     count = min(args.prompts, len(subjects.prompts))
     lists = tuple(args.settings), tuple(args.budgets), tuple(args.batches)
     extent = Extent(count, args.random_prompts, args.block, *lists)
     identity = subjects.identity | {"tokens_each": args.tokens, "extent": [list(part) for part in lists]}
+    identity |= {"steps": "fed" if comparison.feed else "waiting"} | ({"fast": True} if args.fast else {})
     until = time.monotonic() + args.seconds if args.seconds else None
     for cell in extent.cells():
         path = args.results / f"{cell.name}.json"
@@ -196,9 +173,8 @@ def run_cells(args: argparse.Namespace) -> int:
             tally = run_cell(comparison, cell, extent)
             result = {"cell": cell.name, "prompts": extent.members(cell), "identity": identity, "machine": machine()}
             write(path, result | asdict(tally))
-        print(f"{cell.name}: {tally.sequences} sequences, {tally.tokens} tokens, {len(tally.differences)} differ, "
-              f"{tally.seconds:.0f} s", flush=True)  # fmt: skip
-        failed += report(tally)
+        print(f"{cell.name}: {tally}, {tally.seconds:.0f} s", flush=True)
+        failed += 0 if args.fast else report(tally)
     return 1 if failed else 0
 
 
@@ -221,8 +197,7 @@ def slice_(args: argparse.Namespace) -> int:
             longest = max(longest, time.monotonic() - started)
             if time.monotonic() - begun + longest > args.seconds:
                 break
-    print(f"{total.sequences} sequences, {total.tokens} tokens, {len(total.differences)} differ, "
-          f"{time.monotonic() - begun:.0f} s")  # fmt: skip
+    print(f"{total}, {time.monotonic() - begun:.0f} s")
     return 1 if report(total) else 0
 
 
@@ -235,14 +210,13 @@ def summary(args: argparse.Namespace) -> int:
             print(f"{path}: not a result")
             return 1
         key = json.dumps(result["identity"] | result["machine"], sort_keys=True)
-        counts = {name: result[name] for name in ("sequences", "tokens", "differences", "seconds")}
+        counts = {name: result[name] for name in ("sequences", "tokens", "differences", "seconds", "steps", "fed")}
         groups.setdefault(key, Tally()).add(Tally(**counts))
     if not groups:
         print(f"no results in {args.results}")
         return 1
     for key, tally in groups.items():
-        print(f"{tally.sequences} sequences, {tally.tokens} tokens, {len(tally.differences)} differ, "
-              f"{tally.seconds:.0f} s: {key}")  # fmt: skip
+        print(f"{tally}, {tally.seconds:.0f} s: {key}")
     write(args.results.with_suffix(".json"), [json.loads(key) | asdict(tally) for key, tally in groups.items()])
     return 1 if sum(report(tally) for tally in groups.values()) else 0
 
@@ -252,21 +226,6 @@ def report(tally: Tally) -> int:
     if tally.differences:
         print(f"DIFFERENT: {json.dumps(tally.differences[0])}", file=sys.stderr)
     return len(tally.differences)
-
-
-def read(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) and {"identity", "machine", "prompts"} <= value.keys() else None
-
-
-def write(path: Path, value: object) -> None:
-    """Whole or not at all: a run may be stopped at any moment."""
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps(value, indent=1) + "\n")
-    fresh.replace(path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -295,6 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sub.add_argument("--budgets", nargs="+", type=int, default=BUDGETS)
             sub.add_argument("--batches", nargs="+", type=int, default=BATCHES)
             sub.add_argument("--jobs", type=int, default=usable_cores(), help="processes that share the cells")
+            sub.add_argument("--fast", action="store_true", help="count what splits by batch change, on a GPU")
         if name == "slice":
             sub.add_argument("--seed", type=int)
     args = parser.parse_args(argv)

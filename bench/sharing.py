@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -34,3 +36,19 @@ def others(arguments: Sequence[str], count: int) -> Iterator[list[subprocess.Pop
         for process in processes:
             process.terminate()
             process.wait()
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """A part's result; None where there is none."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) and {"identity", "machine", "prompts"} <= value.keys() else None
+
+
+def write(path: Path, value: object) -> None:
+    """Whole or not at all: a run may be stopped at any moment."""
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps(value, indent=1) + "\n")
+    fresh.replace(path)

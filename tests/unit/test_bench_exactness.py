@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.exactness import Comparison, main
+from bench.exactness import Comparison, main, split_by
 from bench.sharing import taken
 from bench.subjects import Subjects
+from tests.fed_host import HostFed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +62,25 @@ def test_a_stopped_run_goes_on_and_a_difference_fails_it(tmp_path: Path, capsys:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"differences": [{"prompt": 7}]}))
     assert main(summary) == 1
     assert '{"prompt": 7}' in capsys.readouterr().err
+
+
+def test_steps_that_feed_each_other_are_compared_where_there_are_such() -> None:
+    comparison = Comparison(subjects := Subjects.tiny(prompts=2), tokens=12)
+    comparison.feed = HostFed(subjects.model, subjects.draft_model)
+    tally = comparison.run("t1", [0, 1], budget=7, batch=8, trees="drafter")
+    assert (tally.tokens, tally.differences) == (24, [])
+    assert 0 < tally.fed < tally.steps
+    assert str(tally).endswith(f", {tally.fed} of {tally.steps} steps fed")
+    assert comparison.run("t1", [0], budget=7, batch=1, trees="random").fed == 0
+
+
+def test_splits_by_batch_are_those_of_a_block_alone() -> None:
+    cuda_plan = pytest.importorskip("hedgerow.model.cuda_plan")
+    with split_by(1):
+        assert cuda_plan.width_of(5000) == 64
+    with split_by(8):
+        assert cuda_plan.width_of(5000) == 256
+    assert cuda_plan.width_of(5000) == 128
 
 
 def test_processes_share_the_cells_and_none_runs_twice(tmp_path: Path) -> None:
