@@ -83,8 +83,10 @@ def _add_drafter(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drafter-in-process",
-        action="store_true",
-        help="the drafter is computed in the verifier's process: fewer messages a step, on one GPU above all",
+        action=argparse.BooleanOptionalAction,
+        help="the drafter is computed in the verifier's process: no messages to it, and on one GPU steps feed each "
+        "other; what crashes in it takes the verifier along. If neither is given: with --device cuda, where there is "
+        "one verifier of one rank and nothing is --set for the drafter",
     )
 
 
@@ -146,7 +148,7 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
         model=model.resolve(),
         drafter=_drafter(args.drafter, model) if kind == "dflash" else None,
         lookup=kind == "lookup",
-        hosted=args.drafter_in_process,
+        hosted=_hosted(args, kind, settings.get("verifier", {})),
         data=(args.data or root / ".hedgerow").resolve(),
         listen=args.listen,
         gateways=args.gateways,
@@ -157,6 +159,16 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
         log_level=args.log_level,
         settings=settings,
     )
+
+
+def _hosted(args: argparse.Namespace, kind: str, verifier: Mapping[str, str]) -> bool:
+    """Whether the drafter is computed in the verifier's process: as asked, else where steps then feed each other."""
+    if args.drafter_in_process is not None:
+        return bool(args.drafter_in_process)
+    alone = args.verifiers == 1 and verifier.get("TENSOR_PARALLEL", "1") == "1"
+    takes = kind == "dflash" and verifier.get("FEATURES", "auto") in ("auto", "hidden")
+    own = any(text.startswith("drafter.") for text in args.set)  # settings of a process
+    return verifier.get("DEVICE") == "cuda" and alone and takes and not own
 
 
 def tls_settings(folder: Path) -> dict[str, str]:

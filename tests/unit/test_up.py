@@ -79,6 +79,19 @@ def test_a_drafter_in_the_verifiers_process_is_no_process(checkout: Path) -> Non
             config(checkout, "--drafter-in-process", *other)
 
 
+def test_on_one_gpu_the_drafter_is_in_the_verifiers_process(checkout: Path) -> None:
+    assert config(checkout, "--device", "cuda").hosted
+    assert config(checkout, "--set", "verifier.device=cuda").hosted
+    for other in (
+        ("--no-drafter-in-process",), ("--verifiers", "2"), ("--tensor-parallel", "2"), ("--no-drafter",),
+        ("--drafter-kind", "lookup"), ("--set", "drafter.trees=conditional"), ("--set", "verifier.features=projected"),
+        ("--set", "verifier.device=cpu"),
+    ):  # fmt: skip
+        assert not config(checkout, "--device", "cuda", *other).hosted, other
+    assert config(checkout, "--device", "cuda", "--verifiers", "2", "--drafter-in-process").hosted
+    assert not config(checkout, "--device", "cpu").hosted
+
+
 def test_a_negative_budget_is_refused(checkout: Path) -> None:
     with pytest.raises(InvalidRequest, match="--budget: -1 is not allowed: at least 0"):
         config(checkout, "--budget", "-1")
