@@ -86,11 +86,13 @@ def _tokens(work: Work, tree: Tree | None) -> tuple[Sequence[int], Sequence[int]
 
 
 def compute(parts: Sequence[Part], model: Target, whole: WholeSteps | None, cache: Cache) -> Done:
-    """The forward pass; with draws and moves in it, where the model has that, and all rows are trees' whose logits
-    nothing changes."""
+    """The forward pass; with draws and moves in it, where the model has that, and all that is drawn are trees whose
+    logits nothing changes, beside nothing but prompts."""
     asked = [part.rows for part in parts]
     trees = [part.drawn for part in parts if part.drawn is not None and part.work.phase is Phase.DECODING]
-    if whole is None or len(trees) < len(parts) or any(edits(tree.draw) for tree in trees):
+    chunks = sum(part.drawn is None and part.work.phase is Phase.PREFILLING for part in parts)
+    apart = not trees or len(trees) + chunks < len(parts)
+    if whole is None or apart or any(edits(tree.draw) for tree in trees):
         return model.forward(asked, cache)
     with drawing():
         return whole.verify(asked, cache, walk_rows(trees))

@@ -128,11 +128,14 @@ class CudaK2:
     def verify(self, rows: Sequence[SequenceRows], cache: CudaCache, trees: Sequence[WalkRows]) -> Verified:
         """`forward`, `walk` and the cache's moves, in one pass: one copy in, one launch, one wait.
 
-        Every row is one of its sequence's tree, and has logits; parents and tokens are the rows'. Errors as theirs.
+        First come trees, whose rows are all wanted, then chunks of prompts, of which none is. Errors as theirs.
         """
         asked = self._asked(rows, cache)
-        if asked.outputs < len(rows) or len(asked.wanted) < asked.rows or len(trees) != len(rows):
-            raise InvalidRequest("rows", len(rows), "trees alone, all of whose rows have logits, and a law for each")
+        count = asked.outputs
+        drawn = sum(asked.counts[:count])
+        if not count or len(trees) != count or len(asked.wanted) != drawn or asked.wanted[-1] != drawn - 1:
+            limit = "trees, all of whose rows have logits, a law for each, and behind them prompts without logits"
+            raise InvalidRequest("rows", len(rows), limit)
         with self._turn:
             step = self._begin(asked, shape_of(asked, self._room.rows, self._most_pages)._replace(whole=True), cache)
             fill_laws(step.asked.laws, [tree.law for tree in trees])

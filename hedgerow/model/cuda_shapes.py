@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hedgerow.model.cuda_plan import SEQUENCES, Shape, Step, at_least, bucket
 
 # Of steps that are not of trees alone: each goes with each, and what they compute outweighs the padding.
-ROWS, WANTED, BESIDE = (16, 64, 128, 256, 512), (16, 64, 256), (8, 32, 64)
+ROWS, WANTED, BESIDE = (16, 32, 64, 96, 128, 192, 256, 320, 512), (16, 64, 256), (8, 32, 64)
 
 
 def shape_of(step: Step, room: int, pages: int) -> Shape:
@@ -36,7 +36,8 @@ def tree_shapes(sequences: int, each: int, room: int, pages: int) -> Iterator[Sh
 
 
 def shapes_beside(sequences: int, each: int, prompt_rows: int, room: int, pages: int) -> Iterator[Shape]:
-    """Of steps with up to `prompt_rows` rows of prompts or replays, alone and beside trees."""
+    """Of steps with up to `prompt_rows` rows of prompts or replays, alone and beside trees. Those are whole where all
+    that is drawn are trees: until a prompt's last row."""
     if not prompt_rows:
         return
     for rows in _ascending(1, prompt_rows, lambda count: _bound(count, room)):
@@ -47,7 +48,8 @@ def shapes_beside(sequences: int, each: int, prompt_rows: int, room: int, pages:
         most = min(beside, sequences) * each
         for rows in _ascending(1, most + prompt_rows, lambda count: _bound(count, room)):
             for wanted in _ascending(1, min(rows, most), lambda count: at_least(count, WANTED)):
-                yield Shape(rows, min(rows, wanted), beside, pages, True, True)
+                shape = Shape(rows, min(rows, wanted), beside, pages, True, True)
+                yield from (shape._replace(whole=True), shape)
 
 
 def _up_to(count: int, sizes: Sequence[int]) -> list[int]:

@@ -122,8 +122,9 @@ class CudaStep:
             self.head(room.logits[: self.shape.wanted])
         if self.shape.whole and masks is not None:
             q = self.shape.sequences
-            laws, walks = read_laws(f.laws, q), room.walks[:q]
-            walked = walk(room.logits[:n], f.parents, f.tokens, masks, f.starts, laws, walks)
+            laws, walks, first = read_laws(f.laws, q), room.walks[:q], self.shape.wanted  # rows of trees: those before
+            drawn = TreeMask(masks.mask[:first], masks.depth[:first])
+            walked = walk(room.logits[:first], f.parents[:first], f.tokens[:first], drawn, f.starts, laws, walks)
             kv_compact(cache, where[1], f.starts, walked.path, walked.length)
 
     def tap(self, layer: int) -> torch.Tensor | None:

@@ -58,11 +58,13 @@ class Verified(NamedTuple):
 
 @runtime_checkable
 class WholeSteps(Protocol):
-    """A target that has a step of trees in one pass: `forward`, `walk` and the moves of what was accepted."""
+    """A target that has a step of trees, and of prompts beside them, in one pass: `forward`, `walk` and the moves of
+    what was accepted."""
 
     def verify(self, rows: Sequence[SequenceRows], cache: Any, trees: Sequence[WalkRows]) -> Verified:
-        """Row for row, `rows` are `trees`. Accepted rows' latents are in their places in the cache on return, also of
-        what the caller then cuts. ValueError as `walk`."""
+        """Row for row, the first of `rows` are `trees`; behind these are chunks of prompts, of which nothing is drawn.
+        Accepted rows' latents are in their places in the cache on return, also of what the caller then cuts.
+        ValueError as `walk`."""
         ...
 
 

@@ -200,14 +200,48 @@ def test_a_step_in_one_pass_is_the_three_passes(pair: Pair) -> None:
     assert torch.equal(cache.read(slots), apart)
 
 
-def test_one_pass_is_for_trees_alone(pair: Pair) -> None:
+def test_a_chunk_of_a_prompt_is_in_the_same_pass(pair: Pair) -> None:
+    """Beside trees it changes nothing, and it leaves what it leaves alone."""
+    model, length, count = pair.model, 2 if INTERPRETED else 5, 3
+    parents, cache = PARENTS[:count], model.new_cache(4)
+    tree = SequenceRows(length, (0,), pair.tree[:count], parents, range(count), limit=100)
+    laws = [WalkRows(0, parents, pair.tree[:count], LAWS[1])]
+    chunk = SequenceRows(0, (2, 3), pair.prompt[: length + 1], range(-1, length), [], True)
+    slots = [*range(length + count), *range(128, 128 + length + 1)]
+
+    def prompt() -> None:
+        model.forward([SequenceRows(0, (0,), pair.prompt[:length], range(-1, length - 1), [], True)], cache)
+
+    prompt()
+    alone = model.verify([tree], cache, laws)
+    features = alone.features.clone()
+    rest = model.forward([chunk], cache).features.clone()
+    apart = cache.read(slots)
+    cache.copy([2], [128])  # another latent
+    prompt()
+    for _ in range(1 if INTERPRETED else 3):  # op by op, recorded, replayed
+        together = model.verify([tree, chunk], cache, laws)
+        if INTERPRETED:
+            assert together.walked == alone.walked
+            torch.testing.assert_close(together.features, torch.cat([features, rest]), atol=1e-4, rtol=0)
+            continue
+        assert together.walked == alone.walked
+        assert torch.equal(together.features, torch.cat([features, rest]))
+        assert torch.equal(cache.read(slots), apart)
+
+
+def test_one_pass_draws_trees_alone(pair: Pair) -> None:
     tree = WalkRows(0, (-1,), (1,), LAWS[0])
+    anchor = SequenceRows(0, (0,), [1], [-1], [0])
     for rows in (
-        SequenceRows(0, (0,), [1], [-1], [0], True),
-        SequenceRows(0, (0,), [1, 2], [-1, 0], [1]),
+        [SequenceRows(0, (0,), [1], [-1], [0], True)],
+        [SequenceRows(0, (0,), [1, 2], [-1, 0], [1])],
+        [SequenceRows(0, (0,), [1, 2], [-1, 0], [0])],
+        [anchor, SequenceRows(0, (0,), [1], [-1], [], False)],
+        [anchor, SequenceRows(0, (0,), [1], [-1], [0], True)],
     ):
-        with pytest.raises(InvalidRequest, match="trees alone"):
-            pair.model.verify([rows], pair.model.new_cache(1), [tree])
+        with pytest.raises(InvalidRequest, match="behind them prompts without logits"):
+            pair.model.verify(rows, pair.model.new_cache(1), [tree])
 
 
 BAD = {
