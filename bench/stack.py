@@ -6,8 +6,9 @@ verifiers.
 
 `rates` counts while all streams decode. Of a step: `draft` is the verifier's wait for trees, `device` what both
 processes wait for a GPU, `verifier_host` and `drafter_host` their own time, `around` what is left of the wall clock:
-messages, the event loop, steps that wait for work. With --drafter-in-process there is one process, and all that it does
-for trees is in `draft` and in `verifier_host`. `kills` compares every token with an undisturbed plain run.
+messages, the event loop, steps that wait for work. `fed`: the share of steps that fed the next one on the GPU. With
+--drafter-in-process there is one process, and all that it does for trees is in `draft` and in `verifier_host`. `kills`
+compares every token with an undisturbed plain run.
 Results go to bench/results/stack-<part>-<device>.json (-in-process.json) with commit and machine.
 """
 
@@ -42,31 +43,44 @@ class Stream:
     """What came of one generation, and when."""
 
     tokens: list[int] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     moments: list[float] = field(default_factory=list)  # perf_counter seconds of each chunk
     counts: list[int] = field(default_factory=list)
     steps: list[tuple[int, float]] = field(default_factory=list)  # id, moment
 
 
-async def generate(client: AsyncClient, prompt: str, count: int, budget: int, seed: int, setting: str) -> Stream:
-    stream = Stream()
+async def generate(
+    client: AsyncClient, prompt: str, count: int, budget: int, seed: int, setting: str, into: Stream | None = None
+) -> Stream:
+    stream = into or Stream()
     options: dict[str, Any] = {"max_tokens": count, "budget": budget, "ignore_eos": True, "seed": seed}
-    async for chunk in client.generate(prompt, return_steps=True, **options, **SETTINGS[setting]):
-        now = time.perf_counter()
-        stream.tokens += chunk.tokens
-        stream.moments.append(now)
-        stream.counts.append(len(chunk.tokens))
-        stream.steps += [(step.step_id, now) for step in chunk.steps]
+    try:
+        async for chunk in client.generate(prompt, return_steps=True, **options, **SETTINGS[setting]):
+            now = time.perf_counter()
+            stream.tokens += chunk.tokens
+            stream.moments.append(now)
+            stream.counts.append(len(chunk.tokens))
+            stream.steps += [(step.step_id, now) for step in chunk.steps]
+            stream.begun.set()
+    finally:
+        stream.begun.set()
     return stream
 
 
-def numbers(stack: Stack) -> dict[str, float]:
+class Numbers:
     """Every counter of verifier and drafter."""
-    found: dict[str, float] = {}
-    for service in {"verifier", "drafter"}.intersection(stack.services):
-        with grpc.insecure_channel(stack.admin_address(service)) as channel:
-            stub = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
-            found |= stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=10).numbers
-    return found
+
+    def __init__(self, stack: Stack) -> None:
+        services = {"verifier", "drafter"}.intersection(stack.services)
+        self._channels = [grpc.aio.insecure_channel(stack.admin_address(service)) for service in services]
+        self._stubs = [admin_pb2_grpc.AdminServiceStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]
+
+    async def read(self) -> dict[str, float]:
+        asked = [stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=10) for stub in self._stubs]
+        return {name: value for status in await asyncio.gather(*asked) for name, value in status.numbers.items()}
+
+    async def close(self) -> None:
+        await asyncio.gather(*(channel.close(None) for channel in self._channels))
 
 
 def together(streams: Sequence[Stream]) -> dict[str, float]:
@@ -78,7 +92,8 @@ def together(streams: Sequence[Stream]) -> dict[str, float]:
 
 
 def split(before: dict[str, float], after: dict[str, float], wall: float, hosted: bool = False) -> dict[str, float]:
-    """Milliseconds a step of the whole run, prompts included; `hosted`: the drafter is in the verifier's process."""
+    """Milliseconds a step, and the share of steps that fed the next one; `hosted`: the drafter is in the verifier's
+    process."""
 
     def spent(*names: str) -> float:
         return sum(after.get(f"hedgerow_{name}", 0.0) - before.get(f"hedgerow_{name}", 0.0) for name in names)
@@ -96,22 +111,29 @@ def split(before: dict[str, float], after: dict[str, float], wall: float, hosted
         "drafter_host": drafted - draft_device,
         "around": wall - step,
     }
-    return {f"{name}_ms": round(1e3 * seconds / steps, 3) for name, seconds in parts.items()}
+    fed = round(spent("verifier_fed_steps_total") / steps, 3)
+    return {f"{name}_ms": round(1e3 * seconds / steps, 3) for name, seconds in parts.items()} | {"fed": fed}
 
 
 async def rates(client: AsyncClient, stack: Stack, prompts: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+    out, counters = dict[str, Any](), Numbers(stack)
     for setting in SETTINGS:
         for count in args.streams:
             for budget in args.budgets:
-                chosen = [prompts[n % len(prompts)] for n in range(count)]
-                before, begun = numbers(stack), time.perf_counter()
-                runs = [generate(client, p, args.tokens, budget, n, setting) for n, p in enumerate(chosen)]
-                done = await asyncio.gather(*runs)
-                wall = time.perf_counter() - begun
-                figures = together(done) | split(before, numbers(stack), wall, args.drafter_in_process)
+                chosen = [(prompts[n % len(prompts)], Stream()) for n in range(count)]
+                runs = [
+                    asyncio.create_task(generate(client, p, args.tokens, budget, n, setting, into=stream))
+                    for n, (p, stream) in enumerate(chosen)
+                ]
+                for _, stream in chosen:  # prompts are not decoding
+                    await stream.begun.wait()
+                before, begun = await counters.read(), time.perf_counter()
+                await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
+                after, wall = await counters.read(), time.perf_counter() - begun
+                figures = together(await asyncio.gather(*runs)) | split(before, after, wall, args.drafter_in_process)
                 out[f"{setting} {count} streams, budget {budget}"] = figures
                 print(f"{setting} {count:2} streams, budget {budget:2}: {json.dumps(figures)}", flush=True)
+    await counters.close()
     return out
 
 

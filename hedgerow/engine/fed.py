@@ -32,7 +32,7 @@ from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import AttachedSequence, Phase
 from hedgerow.engine.step_times import Load
 from hedgerow.engine.tree import Tree
-from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, StepResult, TreeNodes
+from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, EngineLoad, StepResult, TreeNodes
 from hedgerow.engine.verifier import Plan, VerifierEngine
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.fed import AHEAD, FedLine, FedMember, FedSteps
@@ -136,6 +136,9 @@ class FedVerifier(VerifierEngine):
             self._feed = None
             return self.step(drafter)
         return self._read(flight, lines, begun, drafter)
+
+    def load(self) -> EngineLoad:
+        return super().load()._replace(fed=self.fed_steps)
 
     @property
     def _steps(self) -> FedSteps:

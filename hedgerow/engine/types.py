@@ -245,3 +245,4 @@ class EngineLoad(NamedTuple):
     faults: int
     prefixes: PrefixLoad = PrefixLoad()
     pace: PaceLoad = PaceLoad()
+    fed: int = 0  # steps whose acceptance fed the next one on the device

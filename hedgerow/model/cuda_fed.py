@@ -84,9 +84,12 @@ class CudaFed:
 
     @inference
     def prepare(self, sequences: int, budgets: Sequence[int]) -> None:
-        counts = range(1, min(sequences, self.most_members) + 1)
+        most, largest = min(sequences, self.most_members), min(max(budgets), self.most_nodes)
         with self._target._turn, self._draft._turn:
-            wanted = {self._shape([min(budget, self.most_nodes)] * count) for budget in budgets for count in counts}
+            each = [(min(budget, self.most_nodes), count) for budget in budgets for count in range(1, most + 1)]
+            # of other budgets what is compiled; what is recorded of them is when they come
+            each += [(nodes, count) for nodes in NODES if nodes < largest for count in SEQUENCES if count <= most]
+            wanted = {self._shape([budget] * count) for budget, count in each}
             shapes = sorted(wanted, reverse=True)  # rooms grow once
             prepare_all("a fed step", shapes, lambda shape: self._pass(shape).step, self._device)
             drafting = [shape for shape in shapes if shape.nodes]

@@ -63,7 +63,7 @@ class FedSteps(Protocol):
         ...
 
     def prepare(self, sequences: int, budgets: Sequence[int]) -> None:
-        """Compiles and records the steps of up to `sequences` members that all have one of the budgets."""
+        """Compiles the steps of up to `sequences` members; records those whose members all have one of the budgets."""
         ...
 
     def enter(self, members: Sequence[FedMember], cache: Any) -> Sequence[int]:

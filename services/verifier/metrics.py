@@ -81,6 +81,7 @@ def watch_engine(load: Callable[[], EngineLoad]) -> None:
     """Exports the engine's counters and what it holds."""
     counters: Mapping[str, tuple[str, Callable[[EngineLoad], float]]] = {
         "steps": ("Steps, those that only prefill included.", lambda now: now.steps),
+        "fed_steps": ("Steps whose acceptance fed the next one on the device.", lambda now: now.fed),
         "tokens": ("Tokens emitted.", lambda now: now.tokens),
         "missed_drafts": ("Steps whose trees came too late or not at all.", lambda now: now.missed_drafts),
         "adoptions": ("Attachments that went on with a sequence that was here.", lambda now: now.adopted),

@@ -212,6 +212,14 @@ def test_long_outputs_reach_over_pages_and_over_what_is_reserved(models: Models,
     assert fed.finish == apart.finish
 
 
+def test_every_size_of_trees_is_compiled_before_it_comes(models: Models, monkeypatch: Any) -> None:
+    shapes = list[Any]()
+    monkeypatch.setattr("hedgerow.model.cuda_fed.prepare_all", lambda what, keys, *more: shapes.extend(keys))
+    CudaFed(models.target, models.draft).prepare(5, [0, 7, 63])
+    assert {(shape.nodes, shape.sequences) for shape in shapes} >= {(n, q) for n in (0, 8, 63) for q in (1, 4, 8)}
+    assert {shape.nodes for shape in shapes} == {0, 8, 16, 32, 63}
+
+
 def test_what_makes_no_sense_is_refused(models: Models) -> None:
     feed = CudaFed(models.target, models.draft)
     cache = models.target.new_cache(1)

@@ -27,4 +27,6 @@ def test_a_steps_time_is_split_without_a_rest() -> None:
         "hedgerow_drafter_device_wait_seconds_total": 0.001,
     }
     expected = {"step": 1.0, "draft": 0.4, "device": 0.4, "verifier_host": 0.3, "drafter_host": 0.2, "around": 0.5}
-    assert split(before, after, 0.015) == {f"{name}_ms": pytest.approx(value) for name, value in expected.items()}
+    parts = {f"{name}_ms": pytest.approx(value) for name, value in expected.items()}
+    assert split(before, after, 0.015) == parts | {"fed": 0}
+    assert split(before, after | {"hedgerow_verifier_fed_steps_total": 9}, 0.015)["fed"] == 0.9
