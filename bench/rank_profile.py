@@ -17,7 +17,7 @@ import torch
 NORM = "_add_rmsnorm"  # one before attention, one before the experts, one at the end
 # What the launches of one name are, in their order within a segment.
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
-    "attention": {"_linear": ("q_a + kv_a", "q_b", "W_UK", "W_UV", "o_proj")},
+    "attention": {"_linear": ("q_a + kv_a", "q_b", "W_UV", "o_proj")},
     "experts": {"_linear": ("shared gate_up + router", "shared down")},
     "end": {"_linear": ("lm_head",)},
 }

@@ -1,33 +1,73 @@
-"""Compiles the dense products of a K2.6 rank as they are cut: python -m tests.gpu_compile_linear 90"""
+"""Compiles a K2.6 rank's dense products as they are cut, and what stands between them:
+python -m tests.gpu_compile_linear 90"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 
+from kernels.gpu.absorb import absorb
+from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.linear import CUTS, apart, cut_of, multiply
-from tests.gpu_compile import SHARED, build, launches
+from kernels.gpu.rope import mla_inputs
+from kernels.gpu.silu_mul import silu_mul
+from tests.gpu_compile import SHARED, Compiled, build, launches
 
 HEADS = {(512, 128): 8, (128, 512): 8}
 
 
-def one(rows: int, n: int, k: int, capability: int) -> None:
+def built(run: Callable[[], object], what: str, capability: int) -> Compiled:
+    """As it is served: behind the kernel before it."""
+    (launch,) = launches(run)
+    launch.arguments["PDL"] = True
+    launch.options["launch_pdl"] = True
+    got = build(launch, capability)
+    assert got.spilled == 0, f"{what}: {got}"
+    assert got.shared <= SHARED[capability], f"{what}: {got}"
+    assert (got.instructions["ACQBULK"], got.instructions["PREEXIT"]) == (1, 1), f"{what}: {got}"
+    print(f"{what}: {got.registers} registers, {got.shared} bytes shared")
+    return got
+
+
+def product(rows: int, n: int, k: int, capability: int) -> None:
     heads = HEADS.get((n, k), 1)
     x, w = torch.empty(rows, heads, k, dtype=torch.bfloat16), torch.empty(heads, n, k, dtype=torch.bfloat16)
     out, cut = torch.empty(apart(rows, n, k), rows, heads, n), cut_of(rows, n, k, SHARED[capability] - 4096)
-    for launch in launches(lambda: multiply(x, w, out, None, 1.0, cut)):
-        launch.arguments["PDL"] = True
-        launch.options["launch_pdl"] = True
-        got = build(launch, capability)
-        assert got.spilled == 0, f"{n}x{k}: {got}"
-        assert got.shared <= SHARED[capability], f"{n}x{k}: {got}"
-        assert got.instructions["HMMA"] or got.instructions["HGMMA"], f"{n}x{k}: {got}"
-        print(f"{n}x{k}, {rows} rows: {got.registers} registers, {got.shared} bytes shared")
+    got = built(lambda: multiply(x, w, out, None, 1.0, cut), f"{n}x{k}, {rows} rows", capability)
+    assert got.instructions["HMMA"] or got.instructions["HGMMA"], f"{n}x{k}: {got}"
+
+
+def between(rows: int, capability: int) -> int:
+    """What a layer has besides products; how many."""
+
+    def room(*shape: int, of: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(*shape, dtype=of)
+
+    floats, parts = torch.float32, apart(rows, 2112, 7168)
+    whole, cos = room(rows, of=torch.int32), room(100, 32, of=floats)
+    x, delta, normed = room(rows, 7168, of=floats), room(rows, 7168, of=floats), room(rows, 7168)
+    a, latent = room(parts, rows, 2112, of=floats), room(rows, 1536)
+    query, q = room(rows, 8, 192), room(rows, 8, 576)
+    gate_up, act, behind = room(parts, rows, 896, of=floats), room(rows, 256), room(rows, 384, of=floats)
+    runs: dict[str, Callable[[], object]] = {
+        "add + norm": lambda: add_rmsnorm(x, room(7168), normed, 1e-6, delta=delta, early=True),
+        "inputs": lambda: mla_inputs(
+            a, room(1536), room(512), 1e-6, whole, whole, cos, cos, room(128, 576), latent, early=True
+        ),
+        "absorb": lambda: absorb(query, room(8, 512, 128), whole, cos, cos, q, 0.1),
+        "silu": lambda: silu_mul(gate_up, act, behind),
+    }  # fmt: skip
+    for what, run in runs.items():
+        built(run, f"{what}, {rows} rows", capability)
+    return len(runs)
 
 
 if __name__ == "__main__":
-    for n, k in CUTS:
-        for rows in (16, 64):
-            one(rows, n, k, int(sys.argv[1]))
-    print(f"{2 * len(CUTS)} products")
+    capability, others = int(sys.argv[1]), 0
+    for rows in (16, 64):
+        for n, k in CUTS:
+            product(rows, n, k, capability)
+        others += between(rows, capability)
+    print(f"{2 * len(CUTS)} products, {others} others")

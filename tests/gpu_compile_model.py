@@ -18,7 +18,7 @@ from tests.gpu_compile import SHARED, Launch, as_served, build, launches
 SAPLING = Path("models/sapling")
 UNDER_THE_INTERPRETER = ("_row_attention",)  # on a card others do its work
 BETWEEN = ("_pack", "_follow_on", "_pick")  # what a step that feeds the next one has besides
-PRODUCTS = ("_linear", "_gate_up", "_down", "_row_attention", "_draft_attention")  # by tensor cores
+PRODUCTS = ("_linear", "_absorb", "_gate_up", "_down", "_row_attention", "_draft_attention")  # by tensor cores
 
 
 def steps() -> list[Launch]:

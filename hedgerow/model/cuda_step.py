@@ -10,6 +10,7 @@ from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Shape
 from hedgerow.model.cuda_walk import BACK, read_laws, walk
 from hedgerow.model.cuda_weights import CudaLayer, Packed, Plain, SparseMlp
+from kernels.gpu.absorb import absorb
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.int4_moe import int4_moe
 from kernels.gpu.int4_moe_gemm import OrderedExperts, int4_moe_gemm, supports
@@ -20,7 +21,7 @@ from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention
 from kernels.gpu.moe_pack import Ordered
 from kernels.gpu.plain_moe import plain_moe
-from kernels.gpu.rope import mla_inputs, rope
+from kernels.gpu.rope import mla_inputs
 from kernels.gpu.router import expert_lists, route
 from kernels.gpu.row_attention import row_attention
 from kernels.gpu.row_layout import DEEPEST, PAGE, row_layout
@@ -146,7 +147,7 @@ class CudaStep:
         """Ends a block: the residual stream, and the next one's input, by norm `w`."""
         room, n = self.room, self.shape.rows
         x, normed, delta = room.x[:n], room.normed[:n], room.delta[:n]
-        add_rmsnorm(x, w, normed, self.c.rms_norm_eps, delta=delta, partials=routed, tap=tap)
+        add_rmsnorm(x, w, normed, self.c.rms_norm_eps, delta=delta, partials=routed, tap=tap, early=True)
 
     def head(self, logits: torch.Tensor) -> None:
         linear(self.room.normed[: self.shape.rows], self.weights.head, logits, self.fields.wanted)
@@ -157,10 +158,10 @@ class CudaStep:
         position, slot, w = room.position[:n], room.slot[:n], self.weights
         latent, query, q = room.query_latent[:n], room.query[:n], room.q[:n]
         a = linear_parts(room.normed[:n], layer.qkv_a, room.a)
-        mla_inputs(a, layer.q_norm, layer.kv_norm, self.latent_eps, position, slot, w.cos, w.sin, cache, latent)
+        norms = layer.q_norm, layer.kv_norm, self.latent_eps
+        mla_inputs(a, *norms, position, slot, w.cos, w.sin, cache, latent, early=True)
         linear(latent, layer.q_b, query.flatten(1))
-        linear(query[..., : c.qk_nope_head_dim], layer.uk, q[..., : c.kv_lora_rank], scale=c.softmax_scale)
-        rope(query[..., c.qk_nope_head_dim :], position, w.cos, w.sin, q[..., c.kv_lora_rank :], c.softmax_scale)
+        absorb(query, layer.uk, position, w.cos, w.sin, q, c.softmax_scale)
         context, value = room.context[:n], room.value[:n]
         if room.states is None:
             row_attention(q, cache, position, room.shared[:n], f.seq, f.pages, room.path[:n], context, 1.0)

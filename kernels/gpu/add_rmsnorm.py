@@ -33,19 +33,41 @@ def reference(
 
 
 @triton.jit
+def _store(at, value, live):
+    """tl.store of fours that are all live or none. As tl.store the lanes would first exchange what they hold, through
+    shared memory, for wider lines: of the one row of a program that takes longer than it saves."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.ne.b32 p, $12, 0;
+        @p st.global.v4.b32 [$4], {$8, $9, $10, $11};
+        mov.u32 $0, 0; mov.u32 $1, 0; mov.u32 $2, 0; mov.u32 $3, 0;
+        }""",
+        "=r,=r,=r,=r,l,l,l,l,r,r,r,r,r,r,r,r",
+        [at.to(tl.int64), value.to(tl.int32, bitcast=True), live.to(tl.int32)],
+        dtype=tl.int32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@triton.jit
 def _add_rmsnorm(
     x, tokens, table, delta, partials, w, out, tap, tap_row, eps,
     H: tl.constexpr, SLOTS: tl.constexpr, EMBED: tl.constexpr, DELTA: tl.constexpr, NORM: tl.constexpr,
-    TAP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    TAP: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    follow(PDL)
     r = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     live = i < H
+    if not EARLY:
+        follow(PDL)
+    if NORM:  # asked for with the rest: behind the sum it would be waited for once more
+        factor = tl.load(w + i, mask=live, other=0.0)
     if EMBED:
         v = tl.load(table + tl.load(tokens + r).to(tl.int64) * H + i, mask=live, other=0.0).to(tl.float32)
     else:
         v = tl.load(x + r * H + i, mask=live, other=0.0)
+    if EARLY:
+        follow(PDL)
     if DELTA:
         v += tl.load(delta + r * H + i, mask=live, other=0.0).to(tl.float32)
     if SLOTS:
@@ -54,12 +76,15 @@ def _add_rmsnorm(
             routed += tl.load(partials + (r * SLOTS + j) * H + i, mask=live, other=0.0)
         v += routed
     if EMBED or DELTA or SLOTS:
-        tl.store(x + r * H + i, v, mask=live)
+        if PDL and H % 4 == 0 and BLOCK >= 512:  # four neighbours or more in each of 128 lanes
+            _store(x + r * H + i, v, live)
+        else:
+            tl.store(x + r * H + i, v, mask=live)
     if TAP:
         tl.store(tap + r * tap_row + i, v, mask=live)
     if NORM:
         scale = tl.rsqrt(tl.sum(v * v, 0) / H + eps)
-        y = v * scale * tl.load(w + i, mask=live, other=0.0).to(tl.float32)
+        y = v * scale * factor.to(tl.float32)
         tl.store(out + r * H + i, y.to(out.dtype.element_ty), mask=live)
 
 
@@ -74,8 +99,11 @@ def add_rmsnorm(
     tap: torch.Tensor | None = None,
     tokens: torch.Tensor | None = None,
     table: torch.Tensor | None = None,
+    early: bool = False,
 ) -> None:
     """Fills `out`, or only adds where it is None. tokens int32 [R] within the table: not checked here.
+
+    `early`: the launch before this one writes neither x nor w (follow.py).
 
     ValueError names what does not fit.
     """
@@ -98,6 +126,6 @@ def add_rmsnorm(
         x if partials is None else partials, x if w is None else w, x if out is None else out,
         x if tap is None else tap, 0 if tap is None else tap.stride(0), eps,
         H=hidden, SLOTS=0 if partials is None else partials.shape[1], EMBED=table is not None, DELTA=delta is not None,
-        NORM=out is not None, TAP=tap is not None, BLOCK=triton.next_power_of_2(hidden), num_warps=4,
+        NORM=out is not None, TAP=tap is not None, EARLY=early, BLOCK=triton.next_power_of_2(hidden), num_warps=4,
         **followed(first=tokens is not None),
     )  # fmt: skip

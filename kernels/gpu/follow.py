@@ -2,14 +2,16 @@
 
     @triton.jit
     def _op(..., PDL: tl.constexpr):
-        follow(PDL)                             # first of all: nothing is read or written before
+        follow(PDL)                             # first of all: nothing is written before
 
     _op[grid](..., **followed())
 
 A kernel waits for the end of the one before it, then lets the next one be launched. So whatever runs comes behind
 everything that was launched before the kernel before it, and behind that one too once it has waited itself: results
-are those of kernels one after the other. In a graph of small kernels the gaps between them are what this takes away;
-where kernels fill the device it can cost more than it brings, and `one_after_another` turns it off.
+are those of kernels one after the other. What the kernel before does not write, weights and what is older, may be read
+before the wait (`early`, an argument of launchers: their caller knows what stands before them). In a graph of small
+kernels the gaps between them are what this takes away; where kernels fill the device it can cost more than it brings,
+and `one_after_another` turns it off.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def reference(x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor | None = None
 
 
 @triton.jit
-def _sum(
+def chain(
     x, w, live, n, first, N: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr,
 ):  # fmt: skip
@@ -75,10 +75,10 @@ def _linear(
     source = tl.load(rows + m, mask=live, other=0) if GATHER else m
     x += head * x_head + source[:, None].to(tl.int64) * x_row
     w += (head * N + n[None, :]).to(tl.int64) * K
-    acc = _sum(x, w, live, n, part * SPAN, N, K, SPAN, BM, BN, BK)
+    acc = chain(x, w, live, n, part * SPAN, N, K, SPAN, BM, BN, BK)
     if not APART:
         for p in range(1, PARTS):
-            acc += _sum(x, w, live, n, p * SPAN, N, K, SPAN, BM, BN, BK)
+            acc += chain(x, w, live, n, p * SPAN, N, K, SPAN, BM, BN, BK)
     out += head * out_head + part * out_part + m[:, None].to(tl.int64) * out_row + n[None, :]
     tl.store(out, (acc * scale).to(out.dtype.element_ty), mask=live[:, None] & (n < N)[None, :])
 
@@ -158,6 +158,11 @@ def _shared_memory(device: torch.device) -> int:
     return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]) - 4096
 
 
+def cut_for(device: torch.device, rows: int, n: int, k: int) -> Cut:
+    """`cut_of` with the memory of a program there."""
+    return cut_of(rows, n, k, _shared_memory(device))
+
+
 def linear(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -187,7 +192,7 @@ def linear(
         raise ValueError(f"x has {x.shape[0]} rows, out has {count}")
     if rows is not None:
         check("rows", rows, (count,), torch.int32)
-    cut = cut_of(count, n, k, _shared_memory(x.device))
+    cut = cut_for(x.device, count, n, k)
     cut, parts = cut if tile is None else cut._replace(bm=tile), apart(count, n, k)
     if parts == 1:
         multiply(x, w, out.unsqueeze(0), rows, scale, cut)
@@ -212,7 +217,7 @@ def linear_parts(x: torch.Tensor, w: torch.Tensor, room: torch.Tensor) -> torch.
     check("x", x, (rows, k))
     check("w", w, (n, k), x.dtype)
     out = room.view(-1)[: parts * rows * n].view(parts, rows, n)
-    multiply(x.unsqueeze(1), w.unsqueeze(0), out.unsqueeze(2), None, 1.0, cut_of(rows, n, k, _shared_memory(x.device)))
+    multiply(x.unsqueeze(1), w.unsqueeze(0), out.unsqueeze(2), None, 1.0, cut_for(x.device, rows, n, k))
     return out
 
 

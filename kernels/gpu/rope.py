@@ -2,7 +2,7 @@
 
     y[2i] + j y[2i+1] = (x[2i] + j x[2i+1]) * (cos[p, i] + j sin[p, i])
 
-`rope`: x [R, H, D] -> out [R, H, D], parts of wider rows; position [R] int32; cos, sin [P, D / 2] float32.
+cos, sin [P, D / 2] float32; `turned` serves kernels/gpu/absorb.py too, for the query.
 `mla_inputs`: of a row a = [query latent | key latent | key], cache[slot] = [norm(key latent) | rope(key)] and
 out = norm(query latent); a negative slot is written nowhere. One program a row, float32 inside, rounded once.
 """
@@ -17,8 +17,6 @@ from kernels.gpu.follow import follow, followed
 from kernels.gpu.linear import joined
 from kernels.gpu.shapes import check, check_rows
 
-TEST_SHAPES = [(1, 1, 16), (5, 8, 32), (3, 4, 64)]  # (R, H, D)
-
 
 def reference(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [R, H, D] -> float32."""
@@ -28,83 +26,49 @@ def reference(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: t
 
 
 @triton.jit
-def _rope(
-    x, position, cos, sin, out, x_row, x_head, out_row, out_head, scale,
-    HEADS: tl.constexpr, HALF: tl.constexpr, HB: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    follow(PDL)
-    r = tl.program_id(0)
-    p = tl.load(position + r).to(tl.int64)
-    i, h = tl.arange(0, HALF), tl.arange(0, HB)
-    at = x + r.to(tl.int64) * x_row + h[:, None] * x_head + 2 * i[None, :]
-    live = (h < HEADS)[:, None] & (i < HALF)[None, :]
-    even = tl.load(at, mask=live, other=0.0).to(tl.float32)
-    odd = tl.load(at + 1, mask=live, other=0.0).to(tl.float32)
-    c = tl.load(cos + p * HALF + i)[None, :] * scale
-    s = tl.load(sin + p * HALF + i)[None, :] * scale
-    into = out + r.to(tl.int64) * out_row + h[:, None] * out_head + 2 * i[None, :]
-    tl.store(into, (even * c - odd * s).to(out.dtype.element_ty), mask=live)
-    tl.store(into + 1, (even * s + odd * c).to(out.dtype.element_ty), mask=live)
-
-
-def rope(
-    x: torch.Tensor,
-    position: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    out: torch.Tensor,
-    scale: float = 1.0,
-) -> None:
-    """Fills out [R, H, D] from x, times `scale`. Positions within the tables: not checked here.
-
-    ValueError names what does not fit.
-    """
-    rows, heads, width = x.shape
-    for name, tensor in (("x", x), ("out", out)):
-        if tensor.shape != x.shape or tensor.stride(2) != 1:
-            raise ValueError(
-                f"{name} has shape {list(tensor.shape)} and strides {list(tensor.stride())}, "
-                f"{list(x.shape)} with neighbours in a row were expected"
-            )
-    check("position", position, (rows,), torch.int32)
-    check("cos", cos, (None, width // 2), torch.float32)
-    check("sin", sin, tuple(cos.shape), torch.float32)
-    _power_of_two("x", width)
-    _rope[(rows,)](
-        x, position, cos, sin, out, x.stride(0), x.stride(1), out.stride(0), out.stride(1), scale,
-        HEADS=heads, HALF=width // 2, HB=triton.next_power_of_2(heads), num_warps=1,
-        **followed(),
-    )  # fmt: skip
+def turned(x, cos, sin, into, live, scale):
+    """Pairs whose even places are at `x`, turned and scaled, to `into`; all are pointers of one shape or broadcast."""
+    even = tl.load(x, mask=live, other=0.0).to(tl.float32)
+    odd = tl.load(x + 1, mask=live, other=0.0).to(tl.float32)
+    c = tl.load(cos) * scale
+    s = tl.load(sin) * scale
+    tl.store(into, (even * c - odd * s).to(into.dtype.element_ty), mask=live)
+    tl.store(into + 1, (even * s + odd * c).to(into.dtype.element_ty), mask=live)
 
 
 @triton.jit
 def _mla_inputs(
     a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a_row, a_part, eps, PARTS: tl.constexpr,
-    Q: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, QB: tl.constexpr, PDL: tl.constexpr,
+    Q: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, QB: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    follow(PDL)
     r = tl.program_id(0)
     a += r.to(tl.int64) * a_row
+    i, c, e = tl.arange(0, QB), tl.arange(0, LATENT), tl.arange(0, HALF)
+    if not EARLY:
+        follow(PDL)
+    # All loads of a program are under way before the first of them is waited for: their latency is most of its time.
+    at, p = tl.load(slot + r).to(tl.int64), tl.load(position + r).to(tl.int64)
+    query_weight = tl.load(q_norm + i, mask=i < Q, other=0.0)
+    weight = tl.load(kv_norm + c)
+    cosine, sine = tl.load(cos + p * HALF + e), tl.load(sin + p * HALF + e)
+    if EARLY:
+        follow(PDL)
     if tl.program_id(1) == 0:  # the query's latent and the row's keys: nothing of one is needed for the other
-        i = tl.arange(0, QB)
         v = joined(a, i, i < Q, PARTS, a_part)
-        v = v * tl.rsqrt(tl.sum(v * v, 0) / Q + eps) * tl.load(q_norm + i, mask=i < Q, other=0.0).to(tl.float32)
+        v = v * tl.rsqrt(tl.sum(v * v, 0) / Q + eps) * query_weight.to(tl.float32)
         tl.store(out + r.to(tl.int64) * Q + i, v.to(out.dtype.element_ty), mask=i < Q)
     else:
-        at = tl.load(slot + r).to(tl.int64)
-        if at >= 0:
-            c = tl.arange(0, LATENT)
-            z = joined(a, Q + c, c < LATENT, PARTS, a_part)
-            z = z * tl.rsqrt(tl.sum(z * z, 0) / LATENT + eps) * tl.load(kv_norm + c).to(tl.float32)
-            cache += at * (LATENT + 2 * HALF)
-            tl.store(cache + c, z.to(cache.dtype.element_ty))
-            e = tl.arange(0, HALF)
-            even = joined(a, Q + LATENT + 2 * e, e < HALF, PARTS, a_part)
-            odd = joined(a, Q + LATENT + 2 * e + 1, e < HALF, PARTS, a_part)
-            p = tl.load(position + r).to(tl.int64) * HALF + e
-            cosine, sine = tl.load(cos + p), tl.load(sin + p)
-            tl.store(cache + LATENT + 2 * e, (even * cosine - odd * sine).to(cache.dtype.element_ty))
-            tl.store(cache + LATENT + 2 * e + 1, (even * sine + odd * cosine).to(cache.dtype.element_ty))
+        z = joined(a, Q + c, c < LATENT, PARTS, a_part)
+        even = joined(a, Q + LATENT + 2 * e, e < HALF, PARTS, a_part)
+        odd = joined(a, Q + LATENT + 2 * e + 1, e < HALF, PARTS, a_part)
+        z = z * tl.rsqrt(tl.sum(z * z, 0) / LATENT + eps) * weight.to(tl.float32)
+        real = at >= 0
+        cache += at * (LATENT + 2 * HALF)
+        tl.store(cache + c, z.to(cache.dtype.element_ty), mask=real & (c < LATENT))
+        cache += LATENT
+        tl.store(cache + 2 * e, (even * cosine - odd * sine).to(cache.dtype.element_ty), mask=real & (e < HALF))
+        tl.store(cache + 2 * e + 1, (even * sine + odd * cosine).to(cache.dtype.element_ty), mask=real & (e < HALF))
 
 
 def mla_inputs(
@@ -118,10 +82,12 @@ def mla_inputs(
     sin: torch.Tensor,
     cache: torch.Tensor,
     out: torch.Tensor,
+    early: bool = False,
 ) -> None:
     """a [R, Q + C + D], or in parts [P, R, Q + C + D] as `linear_parts` leaves them.
 
     Writes cache [S, C + D] at slot [R] int32 (distinct), fills out [R, Q].
+    `early`: the launch before this one writes neither weights nor tables, positions or slots (follow.py).
     Slots within the cache, positions within the tables: not checked here. ValueError names what does not fit.
     """
     a = a.unsqueeze(0) if a.dim() == 2 else a
@@ -137,7 +103,7 @@ def mla_inputs(
     _power_of_two("cos", half)
     _mla_inputs[(rows, 2)](
         a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a.stride(1), a.stride(0), eps, PARTS=a.shape[0],
-        Q=q, LATENT=latent, HALF=half, QB=triton.next_power_of_2(q), num_warps=4,
+        Q=q, LATENT=latent, HALF=half, QB=triton.next_power_of_2(q), EARLY=early, num_warps=4,
         **followed(),
     )  # fmt: skip
 

@@ -13,7 +13,18 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.gpu import add_rmsnorm, draft_block, int4_moe, linear, rope, router, row_attention, row_layout, silu_mul
+from kernels.gpu import (
+    absorb,
+    add_rmsnorm,
+    draft_block,
+    int4_moe,
+    linear,
+    rope,
+    router,
+    row_attention,
+    row_layout,
+    silu_mul,
+)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -145,14 +156,18 @@ def test_silu_mul(rows: int, width: int, behind: int) -> None:
     close(out, silu_mul.reference(a, width))
 
 
-@pytest.mark.parametrize(("rows", "heads", "width"), rope.TEST_SHAPES)
-def test_rope(rows: int, heads: int, width: int) -> None:
-    x, out, position = rand(rows, heads, width + 16), poison(rows, heads, width + 32), whole(rows, high=100)
-    angle = rand(100, width // 2, dtype=torch.float32)
+@pytest.mark.parametrize(("rows", "heads", "n", "k", "width"), absorb.TEST_SHAPES)
+def test_absorb(rows: int, heads: int, n: int, k: int, width: int) -> None:
+    query, w, out = rand(rows, heads, k + width), rand(heads, n, k), poison(rows, heads, n + width)
+    position, angle = whole(rows, high=100), rand(100, width // 2, dtype=torch.float32)
     cos, sin = angle.cos(), angle.sin()
-    rope.rope(x[..., 16:], position, cos, sin, out[..., 32:])
-    close(out[..., 32:], rope.reference(x[..., 16:], position, cos, sin))
-    assert out[..., :32].isnan().all()
+    absorb.absorb(query, w, position, cos, sin, out, 0.25)
+    close(out[..., :n], 0.25 * linear.reference(query[..., :k], w))
+    close(out[..., n:], 0.25 * rope.reference(query[..., k:], position, cos, sin))
+    product = linear.linear(query[..., :k], w, poison(rows, heads, n), scale=0.25)
+    same(out[..., :n], product, "a product by itself has other bits")
+    alone = absorb.absorb(query[-1:].clone(), w, position[-1:].clone(), cos, sin, poison(1, heads, n + width), 0.25)
+    same(alone[0], out[-1], "a row alone has other bits")
 
 
 def test_mla_inputs_leaves_padding_and_other_slots_alone() -> None:
