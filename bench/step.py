@@ -10,7 +10,7 @@ the last tenth are shown apart: nothing but attention may grow with the length.
 
 With --fed each line is measured twice, in turns: steps that wait for each other, and steps that feed each other on the
 GPU (hedgerow/engine/fed.py). The latter's `forward` is launch and waiting, the draft's too, and `host` runs beside the
-next step.
+next step; `graph` is what the GPU takes from the step's graph being launched, and free for it, to its end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from hedgerow.model.blas import pin_blas
 
@@ -55,6 +55,30 @@ class Sample(NamedTuple):
     forward: float
     draft: float
     host: float  # without the waiting for a GPU
+
+
+class Timed:
+    """FedSteps whose steps are timed on the device."""
+
+    def __init__(self, steps: FedSteps) -> None:
+        self._steps, self._marks = steps, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._steps, name)
+
+    def launch(self, asked: Sequence[int]) -> Any:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        launched = self._steps.launch(asked)
+        end.record()
+        self._marks.append((begin, end))
+        return launched
+
+    def take(self) -> float:
+        """The median in ms of the steps since the last look."""
+        torch.cuda.synchronize()
+        marks, self._marks = self._marks, []
+        return round(float(statistics.median(begin.elapsed_time(end) for begin, end in marks)), 3)
 
 
 def measure(
@@ -144,18 +168,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     print(json.dumps(subjects.identity | machine() | {"threads": args.threads}))
     print(json.dumps(prefill(subjects)), flush=True)
-    feeds = [None, fed_steps(subjects.model, subjects.draft_model)] if args.fed else [None]
-    if args.fed and feeds[1] is None:
+    steps = fed_steps(subjects.model, subjects.draft_model) if args.fed else None
+    if args.fed and steps is None:
         parser.error("--fed: the models are not on one GPU")
+    feeds = [None] if steps is None else [None, cast(FedSteps, Timed(steps))]
     for name, base in SETTINGS.items():
         for sequences, budget in itertools.product(args.sequences, args.budgets):
             sampling = replace(base, max_tokens=3000, ignore_eos=True, seed=1)
             for feed in feeds:
                 if args.fed:
                     measure(subjects, sampling, sequences, budget, 8, feed)  # records what is new
+                    if isinstance(feed, Timed):
+                        feed.take()
                 samples = measure(subjects, sampling, sequences, budget, args.steps, feed)
                 key = {"setting": name, "sequences": sequences, "budget": budget} | {"fed": feed is not None}
-                print(json.dumps(key | line(samples)), flush=True)
+                inside = {"graph": feed.take()} if isinstance(feed, Timed) else {}
+                print(json.dumps(key | line(samples) | inside), flush=True)
                 if len(samples) >= 300:
                     tenth = len(samples) // 10
                     for part, some in (("first tenth", samples[:tenth]), ("last tenth", samples[-tenth:])):
