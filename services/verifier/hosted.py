@@ -120,6 +120,10 @@ def feed(engine: VerifierEngine, model: Target, hosted: HostedDrafter) -> bool:
     steps, config = fed_steps(model, hosted.model), engine.config
     if steps is None:
         return False
+    if config.auto_budget:
+        log.warning(
+            "requests whose budgets are chosen have steps that wait for each other", auto_budget=config.auto_budget
+        )
     budgets = {0, config.default_budget, hosted.described.block_size - 1, config.max_budget}
     steps.prepare(config.max_sequences, sorted(min(budget, config.max_budget) for budget in budgets))
     engine.feed(steps)

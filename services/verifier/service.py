@@ -94,7 +94,9 @@ async def _work(
     group = await asyncio.to_thread(load, config, wanted)
     if hosted is not None:
         hosted.check(_target(config, group))
-        await asyncio.to_thread(feed, group.engine, group.model, hosted)
+        feeds = await asyncio.to_thread(feed, group.engine, group.model, hosted)
+        if config.device == "cuda":
+            health.facts["steps"] = "feed each other" if feeds else "wait for each other"
     incarnation = os.urandom(16)
     peer = _peer(config, group, incarnation)
     if peer is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +13,17 @@ import pytest
 
 from bench.drive import Job, Run, drive
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
-from hedgerow.engine.step import step
+from hedgerow.engine.step import step, step_here
 from hedgerow.engine.types import DraftAnswer, DraftBatch
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.rpc.config import ConfigError
 from services.verifier.agreement import Described, Disagreement, Wanted, configured
 from services.verifier.config import IN_PROCESS, VerifierServiceConfig
-from services.verifier.hosted import HostedDrafter, load_hosted
+from services.verifier.hosted import HostedDrafter, feed, load_hosted
 from services.verifier.peers import Patience
 from services.verifier.service import _target, load
 from tests.engine_rig import SETTINGS, Rig, prompt
+from tests.fed_host import HostFed
 from tests.stack import Models
 from tests.tiny import TinyDrafter, write_tiny
 
@@ -149,6 +150,29 @@ def test_the_process_has_both(tiny: Models) -> None:
     assert hosted.described.head_hash == group.head_hash != ""
     hosted.check(_target(config, group))
     assert asyncio.run(hosted.draft(DraftBatch(1, ()))) is not None
+
+
+def test_steps_feed_each_other_where_both_are_on_one_gpu(tiny: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(tiny, max_sequences=3)
+    hosted, group = load_hosted(config), load(config, configured(config) or Wanted("hidden", ()))
+    assert not feed(group.engine, group.model, hosted), "on a CPU"
+    made = list[tuple[int, list[int]]]()
+
+    class Prepared(HostFed):
+        def prepare(self, sequences: int, budgets: Sequence[int]) -> None:
+            made.append((sequences, list(budgets)))
+
+    monkeypatch.setattr("services.verifier.hosted.fed_steps", Prepared)
+    assert feed(group.engine, group.model, hosted)
+    assert made == [(3, [0, 7, 8, 63])]
+    engine, job = group.engine, Job("s0", prompt(9), SETTINGS["greedy"], 7)
+    engine.start(job.start())
+    while engine.has_work():
+        step_here(engine, hosted)
+    assert engine.load().fed > 0
+    assert hosted.counters.answered >= engine.load().fed
+    hosted.model = None  # trees are conditional
+    assert not feed(group.engine, group.model, hosted)
 
 
 def test_its_amplitude_can_be_set_too(tiny: Models, monkeypatch: pytest.MonkeyPatch) -> None:
