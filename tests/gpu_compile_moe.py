@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from kernels.gpu.int4_moe_gemm import HIDDEN, INNER, SLOTS, OrderedExperts, Workspace, int4_moe_gemm
+from kernels.gpu.int4_moe_gemm import HIDDEN, INNER, SLOTS, OrderedExperts, Workspace, products
 from kernels.gpu.moe_pack import Ordered
 from tests.gpu_compile import SHARED, Launch, build, launches
 
@@ -30,7 +30,7 @@ def calls() -> list[Launch]:
         for rows in ROWS:
             x, chosen = empty(rows, HIDDEN, dtype=torch.bfloat16), empty(rows, SLOTS)
             weights, out = empty(rows, SLOTS, dtype=torch.float32), empty(rows, HIDDEN, dtype=torch.float32)
-            int4_moe_gemm(x, chosen, weights, experts, space, out, out)
+            products(x, chosen, weights, experts, space.tiles(chosen), space, out, out, settled=True)
 
     return launches(run)
 

@@ -13,7 +13,7 @@ from hedgerow.model.cuda_weights import CudaLayer, Packed, Plain, SparseMlp
 from kernels.gpu.absorb import absorb
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.int4_moe import int4_moe
-from kernels.gpu.int4_moe_gemm import OrderedExperts, int4_moe_gemm, supports
+from kernels.gpu.int4_moe_gemm import OrderedExperts, products, supports
 from kernels.gpu.int4_moe_gemm import Workspace as Experts
 from kernels.gpu.kv_compact import kv_compact
 from kernels.gpu.linear import linear, linear_parts, room_of_parts
@@ -182,16 +182,19 @@ class CudaStep:
         if not isinstance(w, SparseMlp):
             self.swiglu(w.gate_up, w.down, given)
             return None
-        logits = room.scores[:n]
-        self.swiglu(w.shared_router, w.shared_down, delta, logits)
-        weights = room.weights[:n]
+        logits, chosen, weights = room.scores[:n], room.chosen[:n], room.weights[:n]
+        act = self.activated(w.shared_router, w.shared_down.shape[1], logits)
         self.choose(number, logits, w.bias)
         if room.experts and isinstance(w.gate_up, Ordered) and isinstance(w.down, Ordered):
+            # the shared expert's second product last: the first of the routed ones runs beside it
+            tiles = room.experts.tiles(chosen)
+            linear(act, w.shared_down, delta)
             experts = OrderedExperts(w.gate_up, w.down)
-            int4_moe_gemm(normed, room.chosen[:n], weights, experts, room.experts, given, delta)
+            products(normed, chosen, weights, experts, tiles, room.experts, given, delta, settled=True)
             return None
+        linear(act, w.shared_down, delta)
         pairs = room.pairs[: c.n_routed_experts * n].view(c.n_routed_experts, n)
-        expert_lists(room.chosen[:n], pairs, room.counts)
+        expert_lists(chosen, pairs, room.counts)
         inner, partials = room.inner[: n * c.num_experts_per_tok], room.partials[:n]
         if isinstance(w.gate_up, Packed) and isinstance(w.down, Packed):
             int4_moe(normed, weights, pairs, room.counts, w.gate_up, w.down, inner, partials)
@@ -205,11 +208,13 @@ class CudaStep:
         law = c.norm_topk_prob, c.routed_scaling_factor
         route(logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n], *law)
 
-    def swiglu(
-        self, gate_up: torch.Tensor, down: torch.Tensor, given: torch.Tensor, behind: torch.Tensor | None = None
-    ) -> None:
-        """down(silu(gate) * up) of `normed` into `given`; `behind` gets what the first product has behind the two."""
-        room, n, width = self.room, self.shape.rows, down.shape[1]
+    def swiglu(self, gate_up: torch.Tensor, down: torch.Tensor, given: torch.Tensor) -> None:
+        """down(silu(gate) * up) of `normed` into `given`."""
+        linear(self.activated(gate_up, down.shape[1]), down, given)
+
+    def activated(self, gate_up: torch.Tensor, width: int, behind: torch.Tensor | None = None) -> torch.Tensor:
+        """silu(gate) * up of `normed`, [rows, width]; `behind` gets what the product has behind the two."""
+        room, n = self.room, self.shape.rows
         act = room.act[: n * width].view(n, width)
         silu_mul(linear_parts(room.normed[:n], gate_up, room.gate_up), act, behind)
-        linear(act, down, given)
+        return act

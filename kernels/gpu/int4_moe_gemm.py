@@ -159,8 +159,10 @@ def products(
     space: Workspace,
     out: torch.Tensor,
     base: torch.Tensor | None = None,
+    settled: bool = False,
 ) -> torch.Tensor:
-    """`int4_moe_gemm` whose work list has been made."""
+    """`int4_moe_gemm` whose work list has been made. `settled`: x, routing and work list are older than the launch
+    before, beside which the first product runs; what that launch makes, `base`, is waited for."""
     rows, count = x.shape[0], space.experts
     check("x", x, (rows, HIDDEN), torch.bfloat16)
     check("weights", weights, (rows, SLOTS), torch.float32)
@@ -177,7 +179,7 @@ def products(
     words = hidden.view(torch.int32)
     slabs = how.gate_up["SLABS"]
     gate_up_tiles[(32 // slabs, most)](
-        x.view(torch.int32), *experts.gate_up, hidden, *tiles, HALVES=how.halves, **how.gate_up, **whole
+        x.view(torch.int32), *experts.gate_up, hidden, *tiles, HALVES=how.halves, LATE=settled, **how.gate_up, **whole
     )
     more = {"BASE": base is not None}
     base = out if base is None else base

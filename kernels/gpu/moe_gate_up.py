@@ -168,7 +168,7 @@ def _pairs_of_rows(pairs, TILES: gl.constexpr, V: gl.constexpr, CHUNKS: gl.const
 def _tile(
     x, words, scales, hidden, pairs, pair, first, slab,
     H: gl.constexpr, TILES: gl.constexpr, V: gl.constexpr, SLABS: gl.constexpr, CHUNKS: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Slabs `first` .. of all experts' (`slab` .. of its own) for a tile's pairs."""
     Q: gl.constexpr = SLABS * CHUNKS
@@ -233,6 +233,8 @@ def _tile(
     f0, f2 = gl.split(even)
     f1, f3 = gl.split(odd)
     f = ((f0 + f1) + f2) + f3  # [SLABS * TILES, 32, 4]
+    if LATE:
+        gdc_wait()
     if SLABS == 8:
         low, high = gl.split(gl.permute(gl.reshape(f, (2, 4 * TILES, 32, 4)), (1, 2, 3, 0)))
         _finish(hidden, low, pairs, slab, 4, TILES)
@@ -257,12 +259,15 @@ def gate_up_tiles(
     CHUNKS: gl.constexpr,
     STAGES: gl.constexpr,
     HALVES: gl.constexpr,
+    LATE: gl.constexpr,
 ):
     """grid (32 / SLABS, most tiles); SLABS = 4 with HALVES: of a half tile a program has two slabs.
 
-    A tile of up to eight pairs is computed as one of eight where TILES is 2.
+    A tile of up to eight pairs is computed as one of eight where TILES is 2. LATE: x, routing and work list are older
+    than the kernel before this one, for which nothing but the results waits.
     """
-    gdc_wait()
+    if not LATE:
+        gdc_wait()
     gdc_launch_dependents()
     pid = gl.program_id(0)
     tile = gl.program_id(1)
@@ -275,6 +280,8 @@ def gate_up_tiles(
         ninth = gl.load(pairs + 8)
         of_few = _pairs_of_rows(pairs, 1, V, CHUNKS)
     if (tile >= n) | (e < 0):
+        if LATE:
+            gdc_wait()
         return
     half = 0
     if HALVES:
@@ -285,10 +292,10 @@ def gate_up_tiles(
     slab = pid * SLABS
     first = e * 32 + slab
     if half + few == 0:
-        _tile(x, words, scales, hidden, pairs, pair, first, slab, H, TILES, V, SLABS, CHUNKS, STAGES)
+        _tile(x, words, scales, hidden, pairs, pair, first, slab, H, TILES, V, SLABS, CHUNKS, STAGES, LATE)
     elif HALVES:
         slab = half * 16 - 16 + pid * 2
         mine = _pairs_of_rows(pairs, 1, 8, 2)
-        _tile(x, words, scales, hidden, pairs, mine, e * 32 + slab, slab, H, 1, 8, 2, 2, 3)
+        _tile(x, words, scales, hidden, pairs, mine, e * 32 + slab, slab, H, 1, 8, 2, 2, 3, LATE)
     elif TILES == 2:
-        _tile(x, words, scales, hidden, pairs, of_few, first, slab, H, 1, V, SLABS, CHUNKS, STAGES)
+        _tile(x, words, scales, hidden, pairs, of_few, first, slab, H, 1, V, SLABS, CHUNKS, STAGES, LATE)

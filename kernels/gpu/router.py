@@ -18,7 +18,7 @@ from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 8, 2), (5, 16, 4), (33, 24, 3)]  # (R, E, k)
 BLOCK_ROWS = 128
-LOWEST = tl.constexpr(-(1 << 63))
+LOWEST = tl.constexpr(-(1 << 31))
 
 
 def reference(
@@ -51,14 +51,14 @@ def _route(
     real = tl.load(slot + r) >= 0
     score = 1.0 / (1.0 + tl.exp(-tl.load(logits + r.to(tl.int64) * row_stride + e, mask=e < E, other=0.0)))
     rank = tl.where(e < E, score + tl.load(bias + e, mask=e < E, other=0.0), -1e30)
-    # one number to compare: the rank's bits in the order of integers, then the lowest id
+    # the rank's bits in the order of integers: a warp has one instruction for the largest of 32 of them
     bits = rank.to(tl.int32, bitcast=True)
-    key = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) + (EB - 1 - e)
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     ids = tl.full((KB,), 0, tl.int32)
     for n in tl.static_range(K):
-        best = tl.max(key, 0)
-        ids = tl.where(j == n, (EB - 1 - (best & (EB - 1))).to(tl.int32), ids)
-        key = tl.where(key == best, LOWEST, key)
+        best = tl.min(tl.where(key == tl.max(key, 0), e, EB), 0)
+        ids = tl.where(j == n, best, ids)
+        key = tl.where(e == best, LOWEST, key)
     picked = tl.load(logits + r.to(tl.int64) * row_stride + ids, mask=j < K, other=0.0)
     picked = tl.where(j < K, 1.0 / (1.0 + tl.exp(-picked)), 0.0)
     total = 0.0

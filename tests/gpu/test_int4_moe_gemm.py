@@ -26,6 +26,8 @@ from kernels.gpu.int4_moe_gemm import (
     order_experts,
     reference,
 )
+from kernels.gpu.int4_moe_gemm import products as products_of
+from kernels.gpu.linear import linear
 from kernels.gpu.moe_combine import combine
 from kernels.gpu.moe_tiles import Tiles, expert_tiles, most_tiles
 
@@ -160,6 +162,37 @@ def test_what_a_row_begins_with_is_added_once(rows: int) -> None:
     into = base.clone()
     int4_moe_gemm(x, chosen, weights, experts(), Workspace(rows, EXPERTS), into, into)
     assert torch.equal(into, base + alone)
+
+
+@products
+@pytest.mark.parametrize("rows", [1, 3, 16, 64, 300])
+def test_a_launch_between_work_list_and_products_is_waited_for(rows: int) -> None:
+    """What it makes is the base, in a graph of many such layers; rows without experts wait as well."""
+    of = [given("ragged"), Given(*(t.clone() for t in given("ragged")))]
+    of[1].chosen.fill_(-1)
+    x, weights = (torch.randn(n, 256, device=DEVICE).bfloat16() for n in (rows, HIDDEN))
+    base, space = torch.zeros(8, rows, HIDDEN, device=DEVICE), Workspace(rows, EXPERTS)
+    got = torch.full_like(base, torch.nan)
+
+    def layers() -> None:
+        for n in range(8):
+            g = Given(*(t[:rows] for t in of[n % 2]))
+            tiles = space.tiles(g.chosen)
+            linear(x, weights, base[n])
+            products_of(g.x, g.chosen, g.weights, experts(), tiles, space, got[n], base[n], settled=True)
+
+    layers()
+    expected = base.clone()
+    expected[::2] += run(of[0], slice(rows), of=torch.float32)
+    assert torch.equal(got, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers()
+    for _ in range(20):
+        base.fill_(torch.nan)
+        got.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(got, expected)
 
 
 @products
