@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import sys
 import tempfile
@@ -92,7 +93,7 @@ async def rounds(client: AsyncClient, stack: Stack, prompts: Sequence[str], args
             turns: dict[int | None, list[Turn]] = {budget: [] for budget in (*args.budgets, AUTO)}
             for n in range(args.warm + args.rounds):
                 some = [prompts[(n * streams + i) % len(prompts)] for i in range(streams)]
-                order = list(turns)[n % len(turns) :] + list(turns)[: n % len(turns)]
+                order = random.Random(n).sample(list(turns), len(turns))  # no turn always follows the same other one
                 for budget in order if n >= args.warm else [AUTO]:
                     options: Options = {"max_tokens": args.tokens, "seed": n, "return_steps": True, **sampling}  # type: ignore[typeddict-item]
                     if budget is not None:

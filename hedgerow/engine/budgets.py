@@ -27,7 +27,7 @@ SAVED = 8.0  # most steps' time that the credit may hold
 FIRST = (8, 0, 4, 16, 0, 8, 2, 0)  # budgets of the first steps with about so many sequences
 PAUSE = 12  # least steps between two trials of which the first won nothing
 SCOUT = 4  # nodes of the one tree that is tried where several sequences decode plainly
-AGAIN, RARELY, SOON = 7, 20, 3  # steps for which a choice stands: one sequence's, one's without trees, several's
+AGAIN, SOON, RARELY = 7, 3, 64  # steps for which a choice stands: one sequence's, several's, and that of no trees
 WORTH = 1.03  # times plain decoding's rate: less is not worth a tree
 PRICES = (0.6, 0.45, 0.34, 0.26, 0.2, 0.15, 0.11, 0.08, 0.06, 0.04, 0.025)  # tokens a node
 NEVER = float("inf")
@@ -72,20 +72,20 @@ class Budgets:
         self._plain = False  # whether the best choice is plain decoding
         self._worth = 0.0  # what the present trial is expected to lose, in milliseconds
         self._rate = 0.0  # tokens a millisecond of the best choice
+        self._ours = False  # whether the present step has budgets that are chosen
+        self._price = 0.0  # what the cheapest trial is expected to lose; in milliseconds
 
     def choose(self, works: Sequence[Work]) -> list[Work]:
         """The decoding sequences' works with the budgets of this step; those that a request fixed stay."""
         free = [work for work in works if work.sequence.curve is not None and work.budget]
-        self.trying = False
+        self.trying, self._ours = False, bool(free)
         if not free:
             return list(works)
         option = self._option(works, free)
         self.speculates = any(option.budgets)
         chosen = iter(option.budgets)
-        ours = {work.sequence.number for work in free}
         return [
-            work._replace(budget=min(work.budget, next(chosen))) if work.sequence.number in ours else work
-            for work in works
+            _with(work, next(chosen)) if work.sequence.curve is not None and work.budget else work for work in works
         ]
 
     def verified(self, sequence: AttachedSequence, budget: int, accepted: Sequence[int]) -> None:
@@ -97,7 +97,7 @@ class Budgets:
 
     def took(self, tokens: int, ms: float) -> None:
         """The step of the newest choice took `ms`, from its plan to the next, and brought `tokens`."""
-        if not self._rate:
+        if not (self._rate and self._ours):  # steps in which nothing is chosen pay for no trial
             return
         if not self.trying:
             self._credit = min(self._credit + SHARE * ms, SAVED * ms)
@@ -109,19 +109,30 @@ class Budgets:
         self._pause = PAUSE if lost > 0 else 0
 
     def _option(self, works: Sequence[Work], free: Sequence[Work]) -> Option:
-        numbers = [work.sequence.number for work in free]
         first = self._first(len(works))
         if first is not None:
             self._last = None
             return Option([min(first, work.budget) for work in free], 0.0)
-        if self._last is not None and self._last[0] == numbers and self._stands > 0:
+        if (
+            self._last is not None
+            and self._stands > 0
+            and not self._due()
+            and self._last[0] == self._whose(works, free)
+        ):
             self._stands -= 1
-            best = self._last[1]
-        else:
-            best = self._best(works, free)
-            self._last = None if self.trying else (numbers, best)
-            self._stands = SOON if len(works) > 1 else RARELY if self._plain else AGAIN
+            return self._last[1] if not self._plain else Option([0] * len(free), float(len(free)))
+        best = self._best(works, free)
+        self._last = None if self.trying else (self._whose(works, free), best)
+        self._stands = RARELY if self._plain else SOON if len(works) > 1 else AGAIN
         return best
+
+    def _whose(self, works: Sequence[Work], free: Sequence[Work]) -> list[int]:
+        """Whom the choice is for. Without trees nothing is learned of them: none is the choice for all who come."""
+        return [len(works).bit_length()] if self._plain else [work.sequence.number for work in free]
+
+    def _due(self) -> bool:
+        """Whether a trial can be paid, where there are no trees."""
+        return self._plain and self._pause <= 0 and self._credit >= self._price
 
     def _first(self, sequences: int) -> int | None:
         """Batches of a new size are tried out before they are reckoned with."""
@@ -157,6 +168,7 @@ class Budgets:
             others = [option for option in others if max(option.budgets) >= SCOUT]
             if len(free) > 1:
                 others.append(self._reckoned(self._scout(free), fixed))
+        self._price = min((option.ms - option.tokens / best.rate for option in others), default=NEVER)
         others = [option for option in others if option.ms - option.tokens / best.rate <= self._credit]
         if not others:
             return best
@@ -226,3 +238,8 @@ class Budgets:
             fixed.nodes + nodes, round(tokens) if drafts else 0,
         )  # fmt: skip
         return Option(option.budgets, tokens, self._times.milliseconds(load))
+
+
+def _with(work: Work, budget: int) -> Work:
+    """`_replace` takes three times as long, which counts where every sequence of every step has it."""
+    return Work(work.sequence, work.phase, work.prefix, work.rows, min(work.budget, budget), work.room, work.feed)

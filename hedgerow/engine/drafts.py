@@ -35,6 +35,8 @@ class DraftDesk:
         """The sequence has ended; the drafter hears of it with the next request."""
         if self._sent.pop(sequence.number, None) is not None:
             self._release.append(sequence.number)
+        if sequence.features is not None:
+            sequence.features.leave()
 
     def compose(self, step_id: int, works: list[Work]) -> DraftBatch:
         """One request: new features of every sequence that speculates, and the anchors that want a tree.
@@ -54,13 +56,14 @@ class DraftDesk:
 
     def _ask(self, work: Work, left: int) -> DraftWork | None:
         sequence, ring = work.sequence, work.sequence.features
-        if ring is None or not sequence.budget:
+        plain = work.budget == 0 and work.phase is Phase.DECODING  # its features wait in the ring
+        if ring is None or not sequence.budget or plain:
             return None
         position = max(self._sent.get(sequence.number, 0), ring.start)
         rows = min(ring.end - position, left)
         whole = position + rows == work.prefix and rows > 0
         budget = work.budget if whole or position == work.prefix else 0
-        waits = work.budget == 0 if work.phase is Phase.DECODING else not work.feed
+        waits = work.phase is not Phase.DECODING and not work.feed
         if budget == 0 and (rows == 0 or waits):
             return None
         return DraftWork(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
+
+SPARE = 8  # rings' memory that is kept for the next ones
+_spare: deque[torch.Tensor] = deque(maxlen=SPARE)
 
 
 class FeatureRing:
@@ -23,8 +28,9 @@ class FeatureRing:
         """
         rows, capacity = features.shape[0], self.capacity
         if self._rows is None:
-            self._rows = torch.empty(capacity, features.shape[1])
-        held, given = self._rows.numpy(), features.numpy()
+            self._rows = _memory(capacity, features.shape[1])
+            self._held = self._rows.numpy()
+        held, given = self._held, features.numpy()
         if rows > capacity:
             self.end += rows - capacity
             given, rows = given[-capacity:], capacity
@@ -55,3 +61,18 @@ class FeatureRing:
         if at + rows <= self.capacity:
             return self._rows[at : at + rows]
         return torch.cat([self._rows[at:], self._rows[: at + rows - self.capacity]])
+
+    def leave(self) -> None:
+        """Nobody reads it any more, nor what `read` gave. Its memory is the next ring's: a page that was never touched
+        costs a row more than the row."""
+        if self._rows is not None:
+            _spare.append(self._rows)
+        self._rows, self.start = None, self.end
+
+
+def _memory(capacity: int, width: int) -> torch.Tensor:
+    try:
+        spare = _spare.pop()
+    except IndexError:
+        return torch.empty(capacity, width)
+    return spare if spare.shape == (capacity, width) else torch.empty(capacity, width)
