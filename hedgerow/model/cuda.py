@@ -27,7 +27,7 @@ from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
 from hedgerow.model.cuda_step import CudaStep, Room, Weights
 from hedgerow.model.cuda_walk import BACK, CudaWalker, read_walks
 from hedgerow.model.cuda_weights import CudaLayer, Reader, SparseMlp, check_sizes
-from hedgerow.model.interface import Verified, checked_taps
+from hedgerow.model.interface import Verified, checked_taps, shards
 from hedgerow.model.k2 import rotations
 from hedgerow.model.loader import Checkpoint
 from kernels.gpu.row_layout import DEEPEST, PAGE
@@ -59,7 +59,7 @@ class CudaK2:
         for layer in feature_layers:
             if not 0 <= layer < c.num_hidden_layers or feature_layers.count(layer) > 1:
                 raise InvalidRequest("feature_layers", layer, f"distinct layers of the target's {c.num_hidden_layers}")
-        check_sizes(c, reader.folder / "config.json")
+        check_sizes(c, reader.folder / "config.json", shards(self), reader.device.type == "cuda")
         self.feature_layers = tuple(feature_layers)
         self.feature_width = len(self.feature_layers) * c.hidden_size
         self.checkpoint_hash = reader.hash

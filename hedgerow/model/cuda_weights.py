@@ -15,6 +15,7 @@ from hedgerow.model.identity import checkpoint_hash
 from hedgerow.model.loader import DENSE, FP8, Checkpoint
 from hedgerow.model.tensors import BLOCK, GROUP, scale_name, scale_shape
 from kernels.gpu.int4_moe_gemm import order_experts, supports
+from kernels.gpu.mla_launch import WIDTHS
 from kernels.gpu.moe_pack import Ordered
 
 SCALES = (torch.float32, torch.bfloat16)  # of FP8 blocks
@@ -178,13 +179,19 @@ class CudaLayer:
         )
 
 
-def check_sizes(c: K2Config, file: Path) -> None:
-    """ConfigError, about config.json at `file`, for sizes that the GPU's ops have no code for."""
+def check_sizes(c: K2Config, file: Path, shards: int = 1, real: bool = True) -> None:
+    """ConfigError, about config.json at `file`, for sizes that the GPU's ops have no code for, on one of `shards`
+    ranks. Not `real`: under Triton's interpreter, whose attention takes any power of two."""
+    if real and (c.kv_lora_rank, c.qk_rope_head_dim) not in WIDTHS:
+        pairs = " or ".join(f"{latent} beside {rope}" for latent, rope in WIDTHS)
+        limit = f"{pairs}, on a CUDA device; qk_rope_head_dim, beside it, is {c.qk_rope_head_dim}"
+        raise ConfigError(file, "kv_lora_rank", c.kv_lora_rank, limit)
     for name in ("kv_lora_rank", "qk_rope_head_dim"):
         size = getattr(c, name)
         if size < 16 or size & (size - 1):
             raise ConfigError(file, name, size, "a power of two from 16 on, on a CUDA device")
     unit = BLOCK if c.fp8 else GROUP
-    for name in ("hidden_size", "moe_intermediate_size"):
-        if getattr(c, name) % unit:
-            raise ConfigError(file, name, getattr(c, name), f"a multiple of {unit}, on a CUDA device")
+    for name, ranks in (("hidden_size", 1), ("moe_intermediate_size", shards)):
+        if getattr(c, name) % (unit * ranks):
+            among = f" with {ranks} ranks" if ranks > 1 else ""
+            raise ConfigError(file, name, getattr(c, name), f"a multiple of {unit * ranks}, on a CUDA device{among}")

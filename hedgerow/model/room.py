@@ -23,23 +23,26 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_room(
-    folder: Path, c: K2Config, device: torch.device | None = None, compiled: bool = False, here: int = 1, ranks: int = 1
-) -> None:
-    """Raises CheckpointError where not even the weights fit: on a CPU in float32, on a device as it has them.
+    folder: Path, c: K2Config, device: torch.device | None = None, compiled: bool = False, here: int = 1,
+    ranks: int = 1, pages: int | None = None, steps: int = 0,
+) -> None:  # fmt: skip
+    """Raises CheckpointError where the model does not fit: on a CPU not even its weights, in float32; on a device
+    weights as it has them, `pages` of the cache (None: one) and the bytes that `steps` need.
 
     `compiled`: the compiled engine's weights are beside the reference's. `here` of all `ranks` are on this machine; a
     device has one of them.
     """
+    what = "for the weights alone"
     if device is None:
         needed = here * (cpu_bytes(c, ranks) + compiled * weights(c, ranks))
         found, where = free_memory(), "memory"
     else:
         found, where = int(torch.cuda.mem_get_info(device)[0]), f"memory on {device}"
-        needed = on_card(c, ranks)
+        parts = on_card(c, ranks), (pages or 1) * page_bytes(c, "cuda"), steps
+        needed, (read, cache, buffers) = sum(parts), (f"{part / 1e9:.1f}" for part in parts)
+        what = f"for {read} of weights, {cache} of cache ({pages or 1} pages of {PAGE} tokens) and {buffers} for steps"
     if found is not None and needed > found:
-        raise CheckpointError(
-            folder, "", f"{needed / 1e9:.1f} GB of free {where}, for the weights alone", f"{found / 1e9:.1f} GB"
-        )
+        raise CheckpointError(folder, "", f"{needed / 1e9:.1f} GB of free {where}, {what}", f"{found / 1e9:.1f} GB")
 
 
 def cpu_bytes(c: K2Config, ranks: int = 1) -> int:

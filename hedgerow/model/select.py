@@ -41,15 +41,18 @@ def load_target(
     threads: int = 1,
     builds: Path = BUILDS,
     device: Device = "cpu",
+    rows: int = 0,
+    pages: int | None = None,
 ) -> Target:
     """The target in `folder`. `threads`: the most of a compiled step, which takes more than one fewer than cores only
-    while that pays; PyTorch's are the process's. `builds`: for libraries.
+    while that pays; PyTorch's are the process's. `builds`: for libraries. `rows` of the largest step and `pages` of the
+    cache: what a CUDA device must have room for beside the weights.
 
     Raises ConfigError or CheckpointError; with "compiled" also BuildError and SelfCheckFailed; on a CUDA device
     InvalidRequest where there is none, and SelfCheckFailed.
     """
     if device == "cuda":
-        return _cuda_target(folder, feature_layers, engine)
+        return _cuda_target(folder, feature_layers, engine, rows, pages)
     check_room(folder, K2Config.from_folder(folder), compiled=engine != "torch")
     reference = K2Model.load(folder, feature_layers)
     if engine == "torch":
@@ -93,15 +96,16 @@ def load_drafter(
     return _compiled("drafter", compile_it, engine, threads) or reference
 
 
-def _cuda_target(folder: Path, feature_layers: Sequence[int], engine: Engine) -> Target:
+def _cuda_target(folder: Path, feature_layers: Sequence[int], engine: Engine, rows: int, pages: int | None) -> Target:
     _no_choice(engine)
     place = cuda_device()
     from hedgerow.model.cuda import CudaK2  # its kernels need triton
+    from hedgerow.model.cuda_memory import Asked, check_device
 
     config = K2Config.from_folder(folder)
     checkpoint = Checkpoint(folder)
     checkpoint.check(config)
-    check_room(folder, config, place)
+    check_device(folder, config, place, Asked(rows, pages), len(feature_layers))
     checkpoint.compare()
     model = CudaK2.load(folder, feature_layers, place)
     check_rows(model)

@@ -11,6 +11,7 @@ from hedgerow.engine.numa import bind, usable
 from hedgerow.engine.rank_door import Door, Split
 from hedgerow.engine.rank_target import CudaGroupTarget
 from hedgerow.engine.ranks import RankGroup
+from hedgerow.engine.tree import TreeConfig
 from hedgerow.model.config import K2Config
 from hedgerow.model.devices import cuda_device
 from hedgerow.model.interface import Target
@@ -31,7 +32,7 @@ def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target
     """The model of `tensor_parallel` ranks, of which this process is the first. Raises HedgerowError."""
     split = split_of(config)
     engine, device = _engine(config, split)
-    check_room(config.model_path, K2Config.from_folder(config.model_path), device, here=split.each, ranks=split.ranks)
+    _check_room(config, split, device, len(layers))
     threads = max(1, config.threads_used // split.each)
     cores = usable()
     bound = bind(0, split.each, cores)
@@ -51,6 +52,22 @@ def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target
         bound=bool(bound),
     )
     return target
+
+
+def rows_of(config: VerifierServiceConfig) -> int:
+    """Of the largest step that is warmed up."""
+    return config.max_sequences * TreeConfig(config.max_budget).q_len + config.prefill_rows
+
+
+def _check_room(config: VerifierServiceConfig, split: Split, device: torch.device | None, taps: int) -> None:
+    """Raises ConfigError, CheckpointError; no rank has been started."""
+    folder, c = config.model_path, K2Config.from_folder(config.model_path)
+    if device is None:
+        check_room(folder, c, here=split.each, ranks=split.ranks)
+        return
+    from hedgerow.model.cuda_memory import Asked, check_device  # its kernels need triton
+
+    check_device(folder, c, device, Asked(rows_of(config), config.cache_pages), taps, split.ranks)
 
 
 def _check(target: Target) -> None:

@@ -45,7 +45,7 @@ from services.verifier.metrics import watch_acceptance, watch_device, watch_draf
 from services.verifier.neighbours import Text, write, writing
 from services.verifier.peers import DrafterPeer, Patience, ask_drafter
 from services.verifier.probe import AcceptanceProbe
-from services.verifier.ranks import load_ranks
+from services.verifier.ranks import load_ranks, rows_of
 from services.verifier.servicer import Loaded, VerifierServicer
 from services.verifier.spans import Attachments
 from services.verifier.trial import Hosted, LayerTrial
@@ -222,7 +222,10 @@ def _model(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Model:
             raise ConfigError(variable_of(field), str(value), f"at most {most} where device is cuda")
     if config.tensor_parallel > 1:
         return load_ranks(config, layers)
-    return load_target(config.model_path, layers, engine, config.threads_used, device=device)
+    return load_target(
+        config.model_path, layers, engine, config.threads_used, device=device, rows=rows_of(config),
+        pages=config.cache_pages,
+    )  # fmt: skip
 
 
 def _peer(config: VerifierServiceConfig, group: Group, incarnation: bytes) -> DrafterPeer | None:

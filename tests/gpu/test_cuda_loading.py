@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,18 @@ pytest.importorskip("triton")
 from hedgerow.model import reading
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda import CudaK2
+from hedgerow.model.cuda_memory import Asked, check_device, step_bytes
+from hedgerow.model.cuda_step import Room
 from hedgerow.model.cuda_weights import Packed, Reader, SparseMlp, check_sizes
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.k2 import K2Model
-from hedgerow.model.loader import INDEX, Checkpoint
+from hedgerow.model.loader import INDEX, Checkpoint, CheckpointError
+from hedgerow.model.memory import on_card
 from hedgerow.model.reading import Progress
 from hedgerow.model.selfcheck import PARENTS, tree_logits
 from hedgerow.weights.convert import convert
-from hedgerow.weights.published import MINI, MINI_FP8
+from hedgerow.weights.published import MINI, MINI_FP8, TRUE
+from hedgerow.weights.published import config as published_config
 from hedgerow.weights.rehearse import write
 from kernels.fp8 import fp8_unpack
 from tests.load_memory import loaded, needs_proc
@@ -31,7 +36,9 @@ from tests.load_memory import loaded, needs_proc
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda")
 SMALL = dataclasses.replace(MINI, layers=2, vocab=512, experts=3, top_k=2)
-SMALL_FP8 = dataclasses.replace(MINI_FP8, layers=2, vocab=512, width=256, heads=2, dense_width=256)
+SMALL_FP8 = dataclasses.replace(
+    MINI_FP8, layers=2, vocab=512, width=256, heads=2, dense_width=256, kv_rank=128, rope=32
+)
 pytestmark = pytest.mark.gpu
 NEEDS_KERNELS = pytest.mark.skipif(not INTERPRETED and DEVICE.type == "cpu", reason="needs a CUDA device")
 
@@ -116,6 +123,61 @@ def test_sizes_without_code_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"moe_intermediate_size: 192 .*a multiple of 128, on a CUDA device"):
         check_sizes(c, tmp_path / "config.json")
     check_sizes(dataclasses.replace(c, fp8=False), tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "shards", "said"),
+    [
+        ({"kv_lora_rank": 64}, 1, r"kv_lora_rank: 64 .*: 512 beside 64 or 128 beside 32, .*qk_rope_head_dim.* is 32$"),
+        ({"qk_rope_head_dim": 64}, 1, r"kv_lora_rank: 128 .*: 512 beside 64 or 128 beside 32, .*qk_rope_.* is 64$"),
+        ({"moe_intermediate_size": 128}, 2, r"moe_intermediate_size: 128 .*a multiple of 256, .* with 2 ranks"),
+        ({"hidden_size": 320}, 2, r"hidden_size: 320 .*a multiple of 128, on a CUDA device$"),
+    ],
+)
+def test_what_would_fail_in_the_first_step_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, int], shards: int, said: str
+) -> None:
+    write(tmp_path, "k2-instruct", SMALL_FP8)
+    c = K2Config.from_folder(tmp_path)
+    check_sizes(c, tmp_path / "config.json", shards)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 40, 1 << 40))
+    changed, place = dataclasses.replace(c, **change), torch.device("cuda", 0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=said):
+        check_device(tmp_path, changed, place, Asked(), 2, shards)
+    check_device(tmp_path, c, place, Asked(), 2, shards)
+
+
+def test_memory_is_for_weights_cache_and_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K2.6 on one H200 of eight: what its buffers are is what its buffers take."""
+    (tmp_path / "config.json").write_text(json.dumps(published_config("k2.6", TRUE)))
+    c, place = K2Config.from_folder(tmp_path), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (int(84e9), int(150e9)))
+    check_device(tmp_path, c, place, Asked(), 6, 8)
+    for asked in (Asked(pages=2000), Asked(rows=8192)):
+        with pytest.raises(CheckpointError) as refused:
+            check_device(tmp_path, c, place, asked, 6, 8)
+        assert refused.value.file == tmp_path
+        found = re.fullmatch(
+            r"([\d.]+) GB of free memory on cuda:0, for ([\d.]+) of weights, ([\d.]+) of cache \((\d+) pages of 64 "
+            r"tokens\) and ([\d.]+) for steps", refused.value.expected,
+        )  # fmt: skip
+        assert found is not None, refused.value.expected
+        needed, read, cache, pages, steps = map(float, found.groups())
+        assert needed == pytest.approx(read + cache + steps, abs=0.2)
+        assert read == pytest.approx(on_card(c, 8) / 1e9, abs=0.06)
+        assert (pages, refused.value.actual) == (asked.pages or 1, "84.0 GB")
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("rows", [512, 2048])
+def test_steps_take_what_was_asked_for(rows: int) -> None:
+    c = dataclasses.replace(K2Config.from_folder(Path("models/sapling")), vocab_size=163840)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    room = Room(c, c.vocab_size, 3, rows, DEVICE, torch.bfloat16)
+    taken = torch.cuda.memory_allocated() - before
+    assert room.rows == rows
+    assert 0.95 * taken <= step_bytes(c, 3, rows) <= taken
 
 
 @pytest.mark.timeout(400)
