@@ -35,6 +35,7 @@ from kernels.tree_accept import WalkRows
 RANKS = 8
 GREEDY = Law(0.0, 0, 1.0, 0.0, 1, 0, 0)
 CODE = math.sqrt(21.5)  # root mean square of -8 .. 7
+MOST_PARTS = 8  # of a product (kernels/gpu/linear.py)
 COMMON = 100.0  # added to a logit: that expert is chosen
 
 
@@ -102,16 +103,22 @@ class Drawn(Reader):
 
 
 class Replays(CudaK2):
-    """A model whose routers are overruled: their products are made, and replayed logits choose."""
+    """A model whose routers are overruled: their products are made, and replayed logits choose. They are read in as
+    many parts as the product's, the others of zeros."""
 
-    routing: torch.Tensor  # [layers, rows, experts] float32
+    told: torch.Tensor  # [layers, most parts, rows, experts] float32
+
+    @property
+    def routing(self) -> torch.Tensor:
+        """[layers, rows, experts]"""
+        return self.told[:, 0]
 
     def step(self, shape: Shape, fields: Fields[torch.Tensor]) -> CudaStep:
         made = super().step(shape, fields)
-        choose, routing = made.choose, self.routing
+        choose, told = made.choose, self.told
 
         def replayed(number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:
-            choose(number, routing[number, : len(logits)], bias)
+            choose(number, told[number, : len(logits), : logits.shape[1]], bias)
 
         made.choose = replayed  # type: ignore[method-assign]
         return made
@@ -136,7 +143,7 @@ class RankModel(Replays):
     """One rank alone: the engine's model."""
 
     def __init__(self, config: K2Config, reader: Reader, feature_layers: Sequence[int], rows: int) -> None:
-        self.routing = no_routing(config, rows, reader.device)
+        self.told = no_routing(config, rows, reader.device)
         super().__init__(config, reader, feature_layers)
 
 
@@ -146,9 +153,9 @@ class RankedModel(Replays, RankedK2):
     def __init__(
         self, config: K2Config, readers: Sequence[Reader], ranks: Ranks, feature_layers: Sequence[int], rows: int
     ) -> None:
-        self.routing = no_routing(config, rows, readers[0].device)
+        self.told = no_routing(config, rows, readers[0].device)
         RankedK2.__init__(self, config, readers, ranks, feature_layers)
 
 
 def no_routing(config: K2Config, rows: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(config.num_hidden_layers, rows, config.n_routed_experts, device=device)
+    return torch.zeros(config.num_hidden_layers, MOST_PARTS, rows, config.n_routed_experts, device=device)

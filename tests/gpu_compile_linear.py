@@ -12,6 +12,7 @@ from kernels.gpu.absorb import absorb
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.linear import CUTS, apart, cut_of, multiply
 from kernels.gpu.rope import mla_inputs
+from kernels.gpu.router import route
 from kernels.gpu.silu_mul import silu_mul
 from tests.gpu_compile import SHARED, Compiled, build, launches
 
@@ -50,14 +51,17 @@ def between(rows: int, capability: int) -> int:
     x, delta, normed = room(rows, 7168, of=floats), room(rows, 7168, of=floats), room(rows, 7168)
     a, latent = room(parts, rows, 2112, of=floats), room(rows, 1536)
     query, q = room(rows, 8, 192), room(rows, 8, 576)
-    gate_up, act, behind = room(parts, rows, 896, of=floats), room(rows, 256), room(rows, 384, of=floats)
+    gate_up, act, weights = room(parts, rows, 896, of=floats), room(rows, 256), room(rows, 8, of=floats)
     runs: dict[str, Callable[[], object]] = {
         "add + norm": lambda: add_rmsnorm(x, room(7168), normed, 1e-6, delta=delta, early=True),
         "inputs": lambda: mla_inputs(
             a, room(1536), room(512), 1e-6, whole, whole, cos, cos, room(128, 576), latent, early=True
         ),
         "absorb": lambda: absorb(query, room(8, 512, 128), whole, cos, cos, q, 0.1),
-        "silu": lambda: silu_mul(gate_up, act, behind),
+        "silu": lambda: silu_mul(gate_up, act),
+        "route": lambda: route(
+            gate_up[..., 512:], room(384, of=floats), whole, room(rows, 8, of=torch.int32), weights, True, 2.5, True
+        ),
     }  # fmt: skip
     for what, run in runs.items():
         built(run, f"{what}, {rows} rows", capability)

@@ -71,7 +71,6 @@ class Room:
         self.value = room(rows, heads, c.v_head_dim)
         # one product's outputs, a step's experts and all of its logits: of one width each time
         self.gate_up = room(max(room_of_parts(rows, one, c.hidden_size) for one in wide), of=floats)
-        self.scores = room(rows, c.n_routed_experts, of=floats)
         self.act = room(rows * max(c.intermediate_size, shared))
         self.chosen, self.weights = room(rows, top_k, of=ints), room(rows, top_k, of=floats)
         self.experts: Experts | None = None
@@ -182,9 +181,10 @@ class CudaStep:
         if not isinstance(w, SparseMlp):
             self.swiglu(w.gate_up, w.down, given)
             return None
-        logits, chosen, weights = room.scores[:n], room.chosen[:n], room.weights[:n]
-        act = self.activated(w.shared_router, w.shared_down.shape[1], logits)
-        self.choose(number, logits, w.bias)
+        chosen, weights, width = room.chosen[:n], room.weights[:n], w.shared_down.shape[1]
+        parts = linear_parts(normed, w.shared_router, room.gate_up)
+        act = self.activated(parts, width)
+        self.choose(number, parts[..., 2 * width :], w.bias)
         if room.experts and isinstance(w.gate_up, Ordered) and isinstance(w.down, Ordered):
             # the shared expert's second product last: the first of the routed ones runs beside it
             tiles = room.experts.tiles(chosen)
@@ -203,18 +203,19 @@ class CudaStep:
         return partials
 
     def choose(self, number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:
-        """Each row's experts in layer `number`, and their weights."""
+        """Each row's experts in layer `number`, and their weights, of logits [parts, rows, experts] that were made
+        before the last launch: beside that it runs."""
         c, room, n = self.c, self.room, self.shape.rows
         law = c.norm_topk_prob, c.routed_scaling_factor
-        route(logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n], *law)
+        route(logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n], *law, early=True)
 
     def swiglu(self, gate_up: torch.Tensor, down: torch.Tensor, given: torch.Tensor) -> None:
         """down(silu(gate) * up) of `normed` into `given`."""
-        linear(self.activated(gate_up, down.shape[1]), down, given)
+        parts = linear_parts(self.room.normed[: self.shape.rows], gate_up, self.room.gate_up)
+        linear(self.activated(parts, down.shape[1]), down, given)
 
-    def activated(self, gate_up: torch.Tensor, width: int, behind: torch.Tensor | None = None) -> torch.Tensor:
-        """silu(gate) * up of `normed`, [rows, width]; `behind` gets what the product has behind the two."""
-        room, n = self.room, self.shape.rows
-        act = room.act[: n * width].view(n, width)
-        silu_mul(linear_parts(room.normed[:n], gate_up, room.gate_up), act, behind)
+    def activated(self, parts: torch.Tensor, width: int) -> torch.Tensor:
+        """silu(gate) * up, [rows, width], of a product [gate | up | ...] in parts."""
+        act = self.room.act[: self.shape.rows * width].view(-1, width)
+        silu_mul(parts, act)
         return act

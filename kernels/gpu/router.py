@@ -2,8 +2,9 @@
 
     s = sigmoid(l);  chosen = top-k of s + bias;  w = s[chosen] / (sum + 1e-20) * scale      arXiv 2412.19437 §2.1.2
 
-`route`: l [R, >= E] float32, bias [E] float32 -> chosen [R, k] int32, best first, of equals the lowest id; weights
-[R, k] float32. Rows with slot < 0 are padding: chosen -1, so that no expert computes them.
+`route`: l [R, >= E] or [P, R, >= E] float32, parts of a product that are added first, bias [E] float32 -> chosen [R, k]
+int32, best first, of equals the lowest id; weights [R, k] float32. Rows with slot < 0 are padding: chosen -1, so that
+no expert computes them.
 `expert_lists`: chosen -> pairs [E, R] int32 (row * k + j in ascending order), counts [E] int32; no atomics.
 """
 
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.follow import follow, followed
+from kernels.gpu.linear import joined
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 8, 2), (5, 16, 4), (33, 24, 3)]  # (R, E, k)
@@ -41,15 +43,17 @@ def lists_reference(chosen: torch.Tensor, experts: int) -> list[list[int]]:
 
 @triton.jit
 def _route(
-    logits, bias, slot, chosen, weights, row_stride, scale,
+    logits, bias, slot, chosen, weights, row_stride, part_stride, scale, PARTS: tl.constexpr, EARLY: tl.constexpr,
     E: tl.constexpr, K: tl.constexpr, NORMALISE: tl.constexpr, EB: tl.constexpr, KB: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    follow(PDL)
+    if not EARLY:
+        follow(PDL)
     r = tl.program_id(0)
+    logits += r.to(tl.int64) * row_stride
     e, j = tl.arange(0, EB), tl.arange(0, KB)
     real = tl.load(slot + r) >= 0
-    score = 1.0 / (1.0 + tl.exp(-tl.load(logits + r.to(tl.int64) * row_stride + e, mask=e < E, other=0.0)))
+    score = 1.0 / (1.0 + tl.exp(-joined(logits, e, e < E, PARTS, part_stride)))
     rank = tl.where(e < E, score + tl.load(bias + e, mask=e < E, other=0.0), -1e30)
     # the rank's bits in the order of integers: a warp has one instruction for the largest of 32 of them
     bits = rank.to(tl.int32, bitcast=True)
@@ -59,13 +63,15 @@ def _route(
         best = tl.min(tl.where(key == tl.max(key, 0), e, EB), 0)
         ids = tl.where(j == n, best, ids)
         key = tl.where(e == best, LOWEST, key)
-    picked = tl.load(logits + r.to(tl.int64) * row_stride + ids, mask=j < K, other=0.0)
+    picked = joined(logits, ids, j < K, PARTS, part_stride)
     picked = tl.where(j < K, 1.0 / (1.0 + tl.exp(-picked)), 0.0)
     total = 0.0
     for n in tl.static_range(K):
         total += tl.sum(tl.where(j == n, picked, 0.0), 0)
     if NORMALISE:
         picked = picked / (total + 1e-20)
+    if EARLY:
+        follow(PDL)
     tl.store(chosen + r * K + j, tl.where(real, ids, -1), mask=j < K)
     tl.store(weights + r * K + j, picked * scale, mask=j < K)
 
@@ -78,10 +84,15 @@ def route(
     weights: torch.Tensor,
     normalise: bool,
     scale: float,
+    early: bool = False,
 ) -> None:
-    """Fills chosen and weights. ValueError names what does not fit."""
+    """Fills chosen and weights. `early`: the launch before this one makes none of what is read (follow.py).
+
+    ValueError names what does not fit.
+    """
     (rows, top_k), experts = chosen.shape, bias.shape[0]
-    if logits.shape[0] != rows or logits.shape[1] < experts or logits.dtype != torch.float32 or logits.stride(1) != 1:
+    logits = logits.unsqueeze(0) if logits.dim() == 2 else logits
+    if logits.shape[1] != rows or logits.shape[2] < experts or logits.dtype != torch.float32 or logits.stride(2) != 1:
         raise ValueError(
             f"logits are {list(logits.shape)} of {logits.dtype}, {rows} rows of {experts} float32 expected"
         )
@@ -92,7 +103,8 @@ def route(
     check("chosen", chosen, (rows, top_k), torch.int32)
     check("weights", weights, (rows, top_k), torch.float32)
     _route[(rows,)](
-        logits, bias, slot, chosen, weights, logits.stride(0), scale, E=experts, K=top_k, NORMALISE=normalise,
+        logits, bias, slot, chosen, weights, logits.stride(1), logits.stride(0), scale,
+        PARTS=logits.shape[0], EARLY=early, E=experts, K=top_k, NORMALISE=normalise,
         EB=triton.next_power_of_2(experts), KB=triton.next_power_of_2(top_k), num_warps=1,
         **followed(),
     )  # fmt: skip

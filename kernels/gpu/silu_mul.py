@@ -1,9 +1,8 @@
 """Gated activation.
 
-    y = g / (1 + exp(-g)) * u        a = [g | u | behind] [R, >= 2 W] -> y [R, W], float32 inside, rounded once
+    y = g / (1 + exp(-g)) * u        a = [g | u | ...] [R, >= 2 W] -> y [R, W], float32 inside, rounded once
 
-a may be in parts [P, R, >= 2 W], as `linear_parts` leaves them: they are added first. `behind` [R, B] float32 gets the
-first B columns behind them, where it is asked for.
+a may be in parts [P, R, >= 2 W], as `linear_parts` leaves them: they are added first.
 
 Element by element: a row's bits depend on that row alone.
 """
@@ -29,39 +28,27 @@ def reference(a: torch.Tensor, width: int) -> torch.Tensor:
 
 @triton.jit
 def _silu_mul(
-    a, out, behind, a_row, a_part,
-    PARTS: tl.constexpr, W: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    a, out, a_row, a_part, PARTS: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     follow(PDL)
     r = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
-    i = block * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     a += r * a_row
-    FIRST: tl.constexpr = (W + BLOCK - 1) // BLOCK
-    if block < FIRST:
-        gate = joined(a, i, i < W, PARTS, a_part)
-        up = joined(a, W + i, i < W, PARTS, a_part)
-        y = gate / (1.0 + tl.exp(-gate)) * up
-        tl.store(out + r * W + i, y.to(out.dtype.element_ty), mask=i < W)
-    else:
-        i -= FIRST * BLOCK
-        tl.store(behind + r * B + i, joined(a, 2 * W + i, i < B, PARTS, a_part), mask=i < B)
+    gate = joined(a, i, i < W, PARTS, a_part)
+    up = joined(a, W + i, i < W, PARTS, a_part)
+    y = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + r * W + i, y.to(out.dtype.element_ty), mask=i < W)
 
 
-def silu_mul(a: torch.Tensor, out: torch.Tensor, behind: torch.Tensor | None = None) -> None:
-    """Fills out [R, W] from a [R, >= 2 W] or [P, R, >= 2 W], and `behind`. ValueError names what does not fit."""
+def silu_mul(a: torch.Tensor, out: torch.Tensor) -> None:
+    """Fills out [R, W] from a [R, >= 2 W] or [P, R, >= 2 W]. ValueError names what does not fit."""
     rows, width = out.shape
-    more = 0 if behind is None else behind.shape[1]
     a = a.unsqueeze(0) if a.dim() == 2 else a
     check("out", out, (rows, width))
-    if behind is not None:
-        check("behind", behind, (rows, more), torch.float32)
-    if a.dim() != 3 or a.shape[1] != rows or a.shape[2] < 2 * width + more or a.stride(2) != 1:
+    if a.dim() != 3 or a.shape[1] != rows or a.shape[2] < 2 * width or a.stride(2) != 1:
         raise ValueError(
-            f"a has shape {list(a.shape)} and strides {list(a.stride())}, {rows} rows of at least {2 * width + more}"
+            f"a has shape {list(a.shape)} and strides {list(a.stride())}, {rows} rows of at least {2 * width}"
         )
-    blocks = triton.cdiv(width, BLOCK) + triton.cdiv(more, BLOCK)
-    _silu_mul[(rows, blocks)](
-        a, out, out if behind is None else behind, a.stride(1), a.stride(0),
-        PARTS=a.shape[0], W=width, B=more, BLOCK=BLOCK, num_warps=4, **followed(),
+    _silu_mul[(rows, triton.cdiv(width, BLOCK))](
+        a, out, a.stride(1), a.stride(0), PARTS=a.shape[0], W=width, BLOCK=BLOCK, num_warps=4, **followed(),
     )  # fmt: skip

@@ -132,11 +132,18 @@ def test_consumers_add_parts_in_order(parts: int) -> None:
     whole = a[0].clone()
     for part in a[1:]:
         whole += part
-    out, expected, behind = poison(5, 96), poison(5, 96), poison(5, 24, dtype=torch.float32)
-    silu_mul.silu_mul(a, out, behind)
+    out, expected = poison(5, 96), poison(5, 96)
+    silu_mul.silu_mul(a, out)
     silu_mul.silu_mul(whole, expected)
     assert torch.equal(out, expected)
-    assert torch.equal(behind, whole[:, 192:])
+    slots = torch.tensor([5, -1, 2, 63, 7], dtype=torch.int32, device=DEVICE)
+    routed = []
+    for given in (a, whole):
+        chosen, weights = torch.full((5, 3), -2, dtype=torch.int32, device=DEVICE), poison(5, 3, dtype=torch.float32)
+        router.route(given[..., 192:], rand(24, dtype=torch.float32), slots, chosen, weights, True, 2.5)
+        routed.append((chosen, weights))
+    assert torch.equal(routed[0][0], routed[1][0])
+    assert torch.equal(routed[0][1], routed[1][1])
     norms, angle = (rand(168), rand(32)), rand(50, 8, dtype=torch.float32)
     position = torch.randint(0, 50, (5,), dtype=torch.int32).to(DEVICE)
     slot = torch.tensor([5, -1, 2, 63, 7], dtype=torch.int32, device=DEVICE)
