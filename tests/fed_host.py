@@ -21,6 +21,7 @@ from kernels.tree_accept import WalkRows
 from kernels.tree_build import PlainTree
 
 PAGE, PLACES = 64, (1, 4, 8, 16, 32, 64)
+HORIZON = 60  # as the device's, and sooner reached
 Spoil = Callable[[int, PlainTree], PlainTree]  # of a member's tree
 
 
@@ -29,6 +30,7 @@ class Slot:
     member: FedMember
     anchor: int
     prefix: int
+    until: int  # positions of its context that have a page
     live: bool = True
     features: list[torch.Tensor] = field(default_factory=list)  # that its context lacks
 
@@ -48,7 +50,8 @@ class HostFed:
         self._target, self._draft, self._spoil, self._fails = target, draft, spoil, fails
         self._slots: list[Slot] = []
         self._cache: Any = None
-        self.launched = self.lines = 0
+        self.launched = self.lines = self.computes = 0
+        self.crowded = False
         self.members: list[int] = []  # of each line
 
     def prepare(self, sequences: int, budgets: Sequence[int]) -> None:
@@ -59,10 +62,12 @@ class HostFed:
             assert member.context is None or member.context.end == member.prefix
             assert 0 <= member.budget <= self.most_nodes
             assert member.context is not None or member.budget == 0
-        self._slots, self._cache = [Slot(m, m.anchor, m.prefix) for m in members], cache
+        until = [min(m.last, m.prefix + HORIZON) for m in members]
+        self._slots = [Slot(m, m.anchor, m.prefix, end) for m, end in zip(members, until, strict=True)]
+        self._cache = cache
         self.lines += 1
         self.members.append(len(members))
-        return [min(m.last, m.prefix + 128) for m in members]
+        return until
 
     def suits(self, asked: Sequence[int]) -> bool:
         count = sum(most >= 0 for most in asked)
@@ -84,6 +89,18 @@ class HostFed:
     def collect(self, launched: list[FedLine]) -> list[FedLine]:
         return launched
 
+    def compute(self, rows: Sequence[SequenceRows], cache: Any) -> torch.Tensor | None:
+        """`crowded`: there is no room for them."""
+        if self.crowded:
+            return None
+        self.computes += 1
+        if self._fails(-self.computes):
+            raise RuntimeError("the card is on fire")
+        return self._target.forward(rows, cache).features.clone()
+
+    def computed(self, launched: torch.Tensor) -> torch.Tensor:
+        return launched
+
     def leave(self, ends: Sequence[int]) -> None:
         for slot, end in zip(self._slots, ends, strict=True):
             context: Any = slot.member.context
@@ -98,7 +115,9 @@ class HostFed:
     def _append(self, slot: Slot) -> None:
         context: Any = slot.member.context
         if context is not None and slot.features:
-            self._draft.append(context, torch.cat(slot.features), context.end)
+            rows = torch.cat(slot.features)
+            assert context.end + len(rows) <= slot.until, "there is no page for it"
+            self._draft.append(context, rows, context.end)
         slot.features.clear()
 
     def _trees(self, asked: Sequence[tuple[Slot, int]]) -> list[PlainTree]:

@@ -205,7 +205,7 @@ class FedVerifier(VerifierEngine):
             work = wanted.get(member.sequence.number)
             if work is None or not self._serves(work) or not self._has_room(work.sequence, feed.block * (ahead + 1)):
                 return None
-            if min(work.prefix + feed.block * ahead, member.last) > member.until:
+            if min(work.prefix + feed.block * (ahead + 1), member.last) > member.until:  # what it accepts goes there
                 return None
             if work.room > 1:  # the last token wants no tree, and a smaller step for it is not worth it
                 member.asked = min(work.budget, self._most) if member.context is not None else 0
