@@ -47,7 +47,7 @@ class HostFed:
     ) -> None:
         self.block, self.most_nodes, self.most_members = draft.block_size, 63, 64
         self.positions, self.stale = draft.config.max_position_embeddings, False
-        self._target, self._draft, self._spoil, self._fails = target, draft, spoil, fails
+        self._target, self._draft, self._spoil, self.fails = target, draft, spoil, fails
         self._slots: list[Slot] = []
         self._cache: Any = None
         self.launched = self.lines = self.computes = 0
@@ -77,7 +77,7 @@ class HostFed:
 
     def launch(self, asked: Sequence[int]) -> list[FedLine]:
         self.launched += 1
-        if self._fails(self.launched):
+        if self.fails(self.launched):
             raise RuntimeError("the card is on fire")
         for slot, most in zip(self._slots, asked, strict=True):
             slot.live &= most >= 0
@@ -94,7 +94,7 @@ class HostFed:
         if self.crowded:
             return None
         self.computes += 1
-        if self._fails(-self.computes):
+        if self.fails(-self.computes):
             raise RuntimeError("the card is on fire")
         return self._target.forward(rows, cache).features.clone()
 

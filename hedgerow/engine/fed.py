@@ -7,9 +7,12 @@ beside the device's next step. What a step did for a sequence that has ended, wa
 or whose tree fails the check, is dropped, and so is all that was computed from it: cache and context before the last
 step that counted are untouched, and the next one goes on from there.
 
-The line ends, and steps are those of `VerifierEngine` with all waiting, while a prompt or a replay is computed, while a
-sequence changes its logits (logit_bias, min_tokens), where the store is so far behind that a sequence may be held, at
-the last positions of the models, and for one step where sequences came or so many went that a smaller step will do.
+Prompts are computed beside a line: a chunk is launched between two steps, and kept before the next one is. Their
+features go to the drafter meanwhile. Only what draws a prompt's first token waits for all that is under way.
+
+The line ends, and steps are those of `VerifierEngine` with all waiting, while a replay is computed, while a sequence
+changes its logits (logit_bias, min_tokens), where the store is so far behind that a sequence may be held, at the last
+positions of the models, and for one step where sequences came or so many went that a smaller step will do.
 """
 
 from __future__ import annotations
@@ -18,29 +21,30 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 
 from hedgerow.engine import rows
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.drafter import DrafterEngine
+from hedgerow.engine.fed_line import Chunk, Flight, Member, apart_from_prompts, ends, entering, now
 from hedgerow.engine.reads import Reads
-from hedgerow.engine.sampler import RowDraw, edits, law_of
+from hedgerow.engine.sampler import RowDraw, edits
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import AttachedSequence, Phase
 from hedgerow.engine.step_times import Load
 from hedgerow.engine.tree import Tree
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, EngineLoad, StepResult, TreeNodes
 from hedgerow.engine.verifier import Plan, VerifierEngine
-from hedgerow.model.batch import SequenceRows
-from hedgerow.model.fed import AHEAD, FedLine, FedMember, FedSteps
+from hedgerow.model.batch import ForwardOutput, SequenceRows
+from hedgerow.model.fed import AHEAD, FedLine, FedSteps
 from hedgerow.model.interface import Context, Target
 
 log = logging.getLogger(__name__)
 NO_FEATURES = torch.empty(0, 0)
-NO_ROWS = SequenceRows(0, (), (), (), ())
+NO_ROWS, NO_LOGITS = SequenceRows(0, (), (), (), ()), torch.empty(0, 0)
 
 
 class Beside(Protocol):
@@ -51,33 +55,6 @@ class Beside(Protocol):
     def propose(self, batch: DraftBatch) -> DraftAnswer | None: ...
     def made(self) -> None:
         """Trees were made without its being asked."""
-
-
-@dataclass
-class Member:
-    """A sequence in the line."""
-
-    sequence: AttachedSequence
-    context: Context | None
-    output: int  # tokens when its last step that counted was read
-    cap: int
-    until: int  # position up to which its context has room
-    last: int  # position of the last anchor
-    asked: int  # most nodes
-    gone: bool = False  # what the device computes for it does not count any more
-
-    @property
-    def here(self) -> bool:
-        return not self.gone and not self.sequence.finish and len(self.sequence.output) == self.output
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A step that was launched."""
-
-    plan: Plan
-    launched: Any
-    asked: Sequence[int]
 
 
 class FedVerifier(VerifierEngine):
@@ -95,6 +72,7 @@ class FedVerifier(VerifierEngine):
         self._feed: FedSteps | None = None
         self._line: Sequence[Member] = ()
         self._flights = deque[Flight]()
+        self._chunk: Chunk | None = None
         self._most = 0  # nodes of a tree
         self._apart = False  # the next step is not fed: what failed a check must get on
         self.fed_steps = 0  # that were read
@@ -102,12 +80,14 @@ class FedVerifier(VerifierEngine):
     def feed(self, steps: FedSteps | None) -> None:
         """From now on steps feed each other where they can; None: none does."""
         assert not self._line, "between two lines"
-        self._feed = steps
+        self._feed, self._chunk = steps, None
 
     @torch.inference_mode()
     def step(self, drafter: Beside) -> StepResult | None:
         """The next step's result; None when there is nothing to do."""
         begun = time.perf_counter_ns()
+        self._keep_chunk(drafter)
+        self._pace.fed = bool(self._line)
         if self._line:
             works = self._works()
         else:
@@ -121,7 +101,10 @@ class FedVerifier(VerifierEngine):
         if not any(member.here for member in self._line):
             self._drop()
             return self.step(drafter)
+        works, prompts = apart_from_prompts(works)
         try:
+            if not self._compute(prompts, drafter):
+                works, prompts = [*works, *prompts], []  # there is no room for them beside a line
             while len(self._flights) < AHEAD and (asked := self._asks(works)) is not None:
                 self._launch(works, asked)
             if not self._flights:  # entered, and yet nothing can be launched
@@ -133,9 +116,9 @@ class FedVerifier(VerifierEngine):
         except Exception:
             log.exception("a step that feeds the next one failed: steps wait for each other from now on")
             self._drop()
-            self._feed = None
+            self._feed = self._chunk = None
             return self.step(drafter)
-        return self._read(flight, lines, begun, drafter)
+        return self._read(flight, lines, begun, drafter, prompts)
 
     def load(self) -> EngineLoad:
         return super().load()._replace(fed=self.fed_steps)
@@ -147,7 +130,7 @@ class FedVerifier(VerifierEngine):
 
     def _enter(self, plan: Plan, drafter: Beside) -> bool:
         """Begins a line with the plan's works, if that is possible. The drafter has taken their features then."""
-        feed, works = self._feed, plan.works
+        feed, works = self._feed, apart_from_prompts(plan.works)[0]
         apart, self._apart = self._apart, False
         if feed is None or apart or not 0 < len(works) <= feed.most_members:
             return False
@@ -167,7 +150,7 @@ class FedVerifier(VerifierEngine):
             return False  # its features must be kept here
         line = [self._member(work, most, context) for work, most, context in zip(works, asked, contexts, strict=True)]
         try:
-            until = feed.enter([_entering(member) for member in line], self.cache)
+            until = feed.enter([entering(member) for member in line], self.cache)
         except Exception:
             log.exception("steps could not be made to feed each other: they wait from now on")
             self._feed = None
@@ -213,16 +196,55 @@ class FedVerifier(VerifierEngine):
         return asked if feed.suits(asked) else None
 
     def _launch(self, works: Sequence[Work], asked: Sequence[int]) -> None:
-        launched, now = self._steps.launch(asked), time.perf_counter_ns()
+        launched = self._steps.launch(asked)
         self._step_id += 1
-        plan = Plan(self._step_id, list(works), DraftBatch(self._step_id, ()), now, now)
-        self._flights.append(Flight(plan, launched, asked))
+        self._flights.append(Flight(now(self._step_id, works), launched, asked))
 
-    def _read(self, flight: Flight, lines: Sequence[FedLine], begun: int, drafter: Beside) -> StepResult:
+    def _compute(self, prompts: Sequence[Work], drafter: Beside) -> bool:
+        """Launches prompts' chunks behind the last step; at once and waited for, where one draws its first token.
+        False: they can only be computed without a line."""
+        if not prompts:
+            return True
+        parts = rows.build(prompts, {}, self.cache.page_size)
+        if any(map(ends, prompts)):
+            self._accept(now(self._step_id, prompts), parts, rows.compute(parts, self._model, None, self.cache))
+            self._send(prompts, drafter)
+            return True
+        launched = self._steps.compute([part.rows for part in parts], self.cache)
+        if launched is not None:
+            self._chunk = Chunk(parts, launched)
+        return launched is not None
+
+    def _keep_chunk(self, drafter: Beside) -> None:
+        """Waits for what was launched of prompts. The step behind it is still under way."""
+        chunk, self._chunk = self._chunk, None
+        if chunk is None:
+            return
+        try:
+            features = self._steps.computed(chunk.launched)
+        except Exception:
+            log.exception("a prompt's chunk failed beside steps that feed each other: they wait from now on")
+            self._drop()
+            self._feed = None
+            return
+        parts = [part for part in chunk.parts if not part.work.sequence.finish]
+        works = [part.work for part in parts]
+        self._accept(now(self._step_id, works), parts, ForwardOutput(NO_LOGITS, features))
+        self._send(works, drafter)
+
+    def _send(self, works: Sequence[Work], drafter: Beside) -> None:
+        """Gives the drafter the prompts' features."""
+        batch = self._desk.compose(self._step_id, list(works))
+        if batch.works:
+            self._desk.trees(list(works), batch, drafter.propose(batch))
+
+    def _read(
+        self, flight: Flight, lines: Sequence[FedLine], begun: int, drafter: Beside, prompts: Sequence[Work]
+    ) -> StepResult:
         """What the step did, told. Where none is under way behind it, the line ends: none could be launched."""
         there, plan = time.perf_counter_ns(), replace(flight.plan, begun_ns=begun)
         try:
-            self._accept_lines(flight, lines)
+            self._accept_lines(flight, lines, prompts)
         except Exception as error:  # noqa: BLE001  as in `verify`
             self._fail(plan, error)
         self.fed_steps += 1
@@ -232,13 +254,15 @@ class FedVerifier(VerifierEngine):
             self._drop()
         elif not self._flights:
             self._leave()
+        plan.works.extend(prompts)
         return self._result(plan, 0, there - begun, time.perf_counter_ns() - there)
 
-    def _accept_lines(self, flight: Flight, lines: Sequence[FedLine]) -> None:
+    def _accept_lines(self, flight: Flight, lines: Sequence[FedLine], prompts: Sequence[Work]) -> None:
         works = {work.sequence.number: work for work in flight.plan.works}
         counted = [line for line in lines if line.path]
         total, keys = sum(len(line.tokens) + 1 for line in counted), sum(work.prefix for work in works.values())
-        self._pace.loaded(Load(len(counted), total, keys))  # the draft is in it
+        chunk, scores = sum(work.rows for work in prompts), sum(work.rows * work.prefix for work in prompts)
+        self._pace.loaded(Load(len(counted), total, keys, chunk=chunk, scores=scores))  # the draft is in it
         for member, line, asked in zip(self._line, lines, flight.asked, strict=True):
             if asked < 0 or not member.here:
                 continue
@@ -274,19 +298,3 @@ class FedVerifier(VerifierEngine):
                 member.context.reset(member.sequence.cached)
         self._line = ()
         self._flights.clear()
-
-
-def _entering(member: Member) -> FedMember:
-    sequence, sampling = member.sequence, member.sequence.start.sampling
-    prompt, at = len(sequence.start.prompt), sequence.anchor_position
-    return FedMember(
-        anchor=sequence.output[-1],
-        prefix=at,
-        pages=sequence.pages,
-        law=law_of(RowDraw(sampling, at + 1, at + 1 - prompt)),
-        limit=prompt + sampling.max_tokens,
-        last=member.last,
-        budget=member.asked,
-        cap=member.cap,
-        context=member.context,
-    )

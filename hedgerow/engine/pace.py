@@ -45,6 +45,7 @@ class Pace:
         self._begun_ns = self._count = 0
         self._alone_ms = 0.0  # what the present step would take without its chunk; 0: nothing decodes
         self._row_ms = 0.0  # of a chunk; 0: not known
+        self.fed = False  # steps make their trees themselves (fed.py), and the time of both is known as one
         self._seen: tuple[Sequence[Part], Sequence[Walk]] = ((), ())
 
     def load(self) -> PaceLoad:
@@ -105,8 +106,9 @@ class Pace:
             return self._most
         rows = sum(TreeConfig(work.budget).q_len for work in works)
         budgets = [work.budget for work in works if work.budget]
-        fed = len(works) if budgets else 0
-        load = Load(len(works), rows, sum(work.prefix for work in works), len(budgets), sum(budgets), fed)
+        load = Load(len(works), rows, sum(work.prefix for work in works))
+        if budgets and not self.fed:
+            load = load._replace(drafts=len(budgets), nodes=sum(budgets), fed=len(works))
         alone = self.times.milliseconds(load)
         self._alone_ms = alone
         if not (self._row_ms and alone):

@@ -87,6 +87,7 @@ class CudaDFlash:
         self._passes, self._grown = Kept(self._make), 0
         self._selector: CudaSelector | None = None
         self._turn = threading.Lock()
+        self._sent = self.device.mark()  # the end of the last pass that was not waited for
         self._make_room(LEAST_SEQUENCES)
 
     @classmethod
@@ -129,6 +130,7 @@ class CudaDFlash:
         check_draft(states, anchors, positions, self.config)
         with self._turn:
             self._start(states, anchors, positions, 0).launch()
+            self._sent = self.device.mark()
             return self._logits[: len(states)]
 
     @inference
@@ -235,10 +237,11 @@ class CudaDFlash:
                 step = self._pass(self._shape(rows, 0, 0))
                 fill_features(step.asked, [state], rows)
                 step.launch()
+                self._sent = self.device.mark()
 
     def _gather(self, states: Sequence[CudaDraftState]) -> list[int]:
         """Puts waiting rows, at most a pass's, into `_given`; how many of each state."""
-        self.device.wait()  # what was put there last may still be on its way
+        self.device.reach(self._sent)  # what was put there last may still be on its way
         return take_waiting(states, self._given.numpy())
 
     def _shape(self, rows: Sequence[int], sequences: int, nodes: int, pairs: bool = False) -> DraftShape:

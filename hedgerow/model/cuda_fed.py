@@ -25,7 +25,8 @@ from hedgerow.model.cuda_draft_state import CudaDraftState
 from hedgerow.model.cuda_draft_step import DraftStep
 from hedgerow.model.cuda_fed_block import FedShape, Parts, fill_members, read_lines, split_fed
 from hedgerow.model.cuda_graph import Kept, Recorded, inference, prepare_all
-from hedgerow.model.cuda_plan import MOST_SEQUENCES, SEQUENCES, Step, at_least, bucket, read
+from hedgerow.model.cuda_plan import MOST_SEQUENCES, SEQUENCES, Step, at_least, bucket, fill, read
+from hedgerow.model.cuda_shapes import shape_of
 from hedgerow.model.cuda_trees import NODES, build
 from hedgerow.model.cuda_walk import read_laws
 from hedgerow.model.fed import AHEAD, HORIZON, FedLine, FedMember
@@ -39,6 +40,13 @@ class Launched(NamedTuple):
     told: torch.Tensor  # on the host, where its lines arrive
     mark: torch.cuda.Event | None
     counted: int  # rows whose experts come with it
+
+
+class Prompts(NamedTuple):
+    """Chunks that may be under way."""
+
+    features: torch.Tensor  # on the host, where they arrive
+    mark: torch.cuda.Event | None
 
 
 class Pass(NamedTuple):
@@ -151,6 +159,23 @@ class CudaFed:
         if launched.counted:
             self._target._counted = sum(len(line.tokens) + 1 for line in lines if line.path)
         return lines
+
+    @inference
+    def compute(self, rows: Sequence[SequenceRows], cache: CudaCache) -> Prompts | None:
+        t = self._target
+        asked = t._asked(rows, cache)
+        with t._turn:
+            shape = shape_of(asked, t._room.rows, t._most_pages)
+            if self.stale or shape.rows > t._room.rows:
+                return None
+            step = t._passes[shape]
+            fill(step.asked, asked, cache.base)  # what was there has been read: no other chunk is under way
+            step.launch()
+            return Prompts(t._features[: asked.rows], self._device.mark())
+
+    def computed(self, launched: Prompts) -> torch.Tensor:
+        self._device.reach(launched.mark)
+        return launched.features
 
     @inference
     def leave(self, ends: Sequence[int]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
+from hedgerow.model.batch import SequenceRows
 from hedgerow.model.interface import Context, Draft, Target
 from kernels.sample import Law
 
@@ -81,6 +84,15 @@ class FedSteps(Protocol):
 
     def collect(self, launched: Any) -> list[FedLine]:
         """Waits for a step. A line for each member."""
+        ...
+
+    def compute(self, rows: Sequence[SequenceRows], cache: Any) -> Any | None:
+        """Launches chunks of prompts, of which nothing is drawn, behind the last step: for `computed`, before there are
+        others. None where they need more room than there is. InvalidRequest as the target's `forward`."""
+        ...
+
+    def computed(self, launched: Any) -> torch.Tensor:
+        """Waits for them, and not for steps behind them. Their features, on the host, until the next are launched."""
         ...
 
     def leave(self, ends: Sequence[int]) -> None:

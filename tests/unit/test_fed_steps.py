@@ -13,6 +13,7 @@ from bench.drive import Job, Run
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 from hedgerow.engine.fed import FedVerifier
+from hedgerow.engine.sequence import Phase
 from hedgerow.engine.step import LocalDrafter, step_here
 from hedgerow.engine.types import Finish, Sampling
 from hedgerow.engine.verifier import VerifierEngine
@@ -21,6 +22,7 @@ from kernels.tree_build import PlainTree
 from tests.engine_rig import EOS, SETTINGS, VOCABULARY, Rig, prompt
 from tests.fed_host import HostFed
 
+SHORT = Sampling(max_tokens=30, ignore_eos=True)
 Between = Callable[[VerifierEngine, int, Run], None]  # what happens before a step
 
 
@@ -109,6 +111,31 @@ def test_sequences_join_and_leave(rig: Rig) -> None:
     assert done.tokens == rig.plain_all(given)
     assert fed.feed.lines > 5
     assert max(fed.feed.members) > 1
+
+
+@pytest.mark.parametrize("trouble", ["none", "no room", "a fault", "a cancelled one"])
+def test_prompts_are_computed_beside_a_line(rig: Rig, trouble: str) -> None:
+    given = [*jobs(3, 7, tokens=60), *(Job(f"l{n}", prompt(200, n), SHORT, 7, arrives=4 + n) for n in range(2))]
+    fed, lines, plain = Fed(rig, prefill_rows=16), list[int](), rig.plain_all(given)
+    fed.feed.fails = lambda n: trouble == "a fault" and n == -5
+    fed.feed.crowded = trouble == "no room"
+
+    def between(engine: VerifierEngine, steps: int, done: Run) -> None:
+        late = engine.sequence("l0")
+        if late is not None and late.phase is Phase.PREFILLING:
+            lines.append(fed.feed.lines)
+        if trouble == "a cancelled one" and fed.feed.computes == 6:
+            engine.cancel("l0", 1, 1)
+
+    done = fed.run(given, between)
+    cut = ["l0"] if trouble == "a cancelled one" else []
+    assert [name for name in done.tokens if done.tokens[name] != plain[name]] == cut
+    if trouble == "none":
+        assert lines[1] == lines[-1], "the line went on"
+        assert fed.feed.computes > 20
+        assert fed.feed.members[-1] > 3, "whose first token came joined it"
+        first = next(u for result in done.results for u in result.updates if u.session_id == "l1")
+        assert sum(piece.prompt_rows for piece in first.chunks) == 200
 
 
 def test_pages_of_prompts_that_begin_alike(rig: Rig) -> None:
