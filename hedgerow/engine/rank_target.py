@@ -129,6 +129,7 @@ class CudaGroupTarget(GroupTarget):
         """Compiles for minutes: a rank that hangs is seen by its silence alone."""
         self.group.tell("prepare", 0, sequences, each, prompt_rows)
         self.model.prepare(sequences, each, prompt_rows)
+        self.group.prepared = True
 
 
 def plain(rows: SequenceRows) -> tuple[Any, ...]:

@@ -42,6 +42,7 @@ SILENCE = 6.0  # seconds without a sign of life, once a rank is ready: it hangs
 LOADING_SILENCE = 120.0  # before that: imports hold the interpreter for a while, on a cold disk for long
 PATIENCE = 8.0  # seconds of one collective: a rank that lives and does not come
 STEP = 30.0  # seconds of a step on GPUs, which wait there without a bound; it may compile a kernel
+PREPARED_STEP = 8.0  # once all shapes of steps have been met
 OnLost = Callable[[str], None]
 
 
@@ -82,6 +83,7 @@ class RankGroup:
         self._given, self._address = address, "127.0.0.1" if door is None else ""
         self._ready: dict[int, tuple[str, str]] = {}  # law and checkpoint of each other rank
         self._begun: float | None = None  # when what must not last for ever began
+        self.prepared = False  # no step compiles any more
         self._changed, self._losing, self._ending = threading.Condition(), threading.RLock(), False
         # One thread starts and watches: Linux ends a child when the thread that started it does.
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -112,7 +114,7 @@ class RankGroup:
 
     @contextlib.contextmanager
     def bounded(self) -> Iterator[None]:
-        """What is done in it may take STEP seconds; then the group is lost, whoever it waits for."""
+        """What is done in it may take STEP seconds, or PREPARED_STEP; then the group is lost, whoever it waits for."""
         self._begun = time.monotonic()
         try:
             yield
@@ -225,7 +227,7 @@ class RankGroup:
         for number, last in heard.items():
             if now - last > (SILENCE if number in self._ready else LOADING_SILENCE):
                 self.lose(f"{self._ranks[number].name} hangs: no sign of life for {now - last:.0f} s")
-        if (begun := self._begun) is not None and now - begun > STEP:
+        if (begun := self._begun) is not None and now - begun > (PREPARED_STEP if self.prepared else STEP):
             self.lose(f"a step is not over after {now - begun:.0f} s")
         for rank in self._ranks.values():
             try:

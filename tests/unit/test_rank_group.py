@@ -268,10 +268,15 @@ def test_a_rank_that_cannot_load_is_told_of(folder: Path, tmp_path: Path) -> Non
     assert not any(map(alive, made.pids))
 
 
-def test_a_step_on_devices_that_does_not_end_loses_the_group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bound", "prepared"), [("STEP", False), ("PREPARED_STEP", True)])
+def test_a_step_on_devices_that_does_not_end_loses_the_group(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, bound: str, prepared: bool
+) -> None:
     """Nothing else bounds what waits for a rank on a GPU: that rank may live and answer, and never come."""
-    monkeypatch.setattr("hedgerow.engine.ranks.STEP", 1.0)
+    for name in ("STEP", "PREPARED_STEP"):
+        monkeypatch.setattr(f"hedgerow.engine.ranks.{name}", 1.0 if name == bound else 1e9)
     with group(folder) as (target, lost):
+        target.group.prepared = prepared
         with target.group.bounded():
             pass
         with target.group.bounded():

@@ -31,7 +31,7 @@ class Calls:
         self.config = SimpleNamespace(num_hidden_layers=4)
         self.feature_layers: tuple[int, ...] = (1, 3)
         self.feature_width, self.shards, self.waited = 0, 2, 1.5
-        self.inside, self.fails, self.direct = 0, False, True
+        self.inside, self.fails, self.direct, self.prepared = 0, False, True, False
 
     def tell(self, *message: object) -> None:
         assert unpack(io.BytesIO(pack(message))) == message
@@ -88,6 +88,7 @@ def test_ranks_on_devices_are_told_whole_steps() -> None:
     assert [WalkRows(*tree[:3], Law(*tree[3])) for tree in laws] == [WalkRows(0, [-1, 0], [9, 8], law)]  # type: ignore[attr-defined]
     assert here == ("here", rows, cache.own, trees)
     assert prepared == [("prepare", 0, 8, 9, 256), ("prepared", 8, 9, 256)]
+    assert calls.prepared
     calls.fails = True
     with pytest.raises(Unavailable, match=r"a collective failed: CUDA error: an illegal access$"):
         target.verify(rows, cache, trees)
