@@ -20,6 +20,8 @@ from kernels.tree_accept import Walked, WalkRows
 class Told(Protocol):
     """What a target asks of its group."""
 
+    prepared: bool  # no step compiles any more
+
     def tell(self, *message: Any) -> None: ...
     def lose(self, why: str) -> NoReturn: ...
     def bounded(self) -> contextlib.AbstractContextManager[None]:
