@@ -67,14 +67,15 @@ class Sizes:
 
 TRUE = Sizes()
 ONE_LAYER = replace(TRUE, layers=1, dense_layers=0, vision_layers=1)
-# All 61 layers; eight ranks can share it. FP8's blocks of 128 need wider heads and experts for that.
+# All 61 layers; eight ranks can share it, and GPUs have code for it. FP8 of blocks of 128 needs wider heads and experts
+# to be shared, and whole blocks of latents for Hugging Face to load it: GPUs have no code for those.
 MINI = Sizes(
-    hidden=128, dense_width=512, width=256, experts=16, top_k=4, heads=8, q_rank=64, kv_rank=64, nope=32, rope=32,
+    hidden=128, dense_width=512, width=256, experts=16, top_k=4, heads=8, q_rank=64, kv_rank=128, nope=32, rope=32,
     value=32, vision_hidden=32, vision_width=64, vision_layers=1, vision_heads=2, vision_grid=4,
 )  # fmt: skip
 MINI_FP8 = replace(
-    MINI, hidden=256, dense_width=1024, width=1024, experts=4, top_k=2, heads=16, q_rank=128, nope=128, rope=64,
-    value=128,
+    MINI, hidden=256, dense_width=1024, width=1024, experts=4, top_k=2, heads=16, q_rank=128, kv_rank=64, nope=128,
+    rope=64, value=128,
 )  # fmt: skip
 
 
