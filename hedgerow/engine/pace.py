@@ -7,10 +7,10 @@ which there was nothing to do is not counted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log
 from typing import NamedTuple
 
 from hedgerow.engine.budgets import Budgets
+from hedgerow.engine.chunk_times import UNKNOWN, ChunkTimes
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.rows import Part, Walk
 from hedgerow.engine.scheduler import Work
@@ -19,9 +19,7 @@ from hedgerow.engine.step_times import Load, StepTimes
 from hedgerow.engine.tree import TreeConfig
 from hedgerow.engine.types import DraftBatch, PaceLoad
 
-UNKNOWN = 16  # rows of a chunk before one was measured
 ALL, EVERY = 200, 5  # first steps, all of which are learned from; of the later ones each fifth, and every unusual one
-LEARNS, FARTHEST = 0.2, 0.7  # share of a chunk's deviation that the next ones follow; the largest that counts, as a log
 
 
 class Ran(NamedTuple):
@@ -38,13 +36,12 @@ class Pace:
 
     def __init__(self, config: EngineConfig) -> None:
         self._factor, self._most = config.prefill_factor, config.prefill_rows
-        self.times = StepTimes()
+        self.times, self.chunks = StepTimes(), ChunkTimes()
         self.budgets = Budgets(self.times, config.auto_budget) if config.auto_budget else None
         self.predicted_ms = self.measured_ms = 0.0  # of steps that were predicted before they ran, all together
         self._ran: Ran | None = None
         self._begun_ns = self._count = 0
         self._alone_ms = 0.0  # what the present step would take without its chunk; 0: nothing decodes
-        self._row_ms = 0.0  # of a chunk; 0: not known
         self.fed = False  # steps make their trees themselves (fed.py), and the time of both is known as one
         self._seen: tuple[Sequence[Part], Sequence[Walk]] = ((), ())
 
@@ -72,15 +69,8 @@ class Pace:
         asked = ran.load.drafts or ran.load.fed
         draft = ran.draft_ns / 1e6 if asked else 0.0
         self.times.took(ran.load, draft, ms - draft)
-        if ran.load.chunk:
-            self._learn_row(ran.load.chunk, ms)
-
-    def _learn_row(self, rows: int, ms: float) -> None:
-        """From a step with a chunk. Not from the fit: what a row adds to such steps is all that is asked here, and it
-        follows prompts that get longer, and cores that get busier."""
-        row = max(ms - self._alone_ms, ms / 8) / rows
-        off = log(row / self._row_ms) if self._row_ms else 0.0
-        self._row_ms = (self._row_ms or row) * exp(LEARNS * min(max(off, -FARTHEST), FARTHEST))
+        if ran.load.chunk and self._alone_ms:
+            self.chunks.took(ran.load.chunk, ms - self._alone_ms, ms)
 
     def idle(self) -> None:
         """There is nothing to do: the time that passes is no step's."""
@@ -97,7 +87,8 @@ class Pace:
     def chunk_rows(self, works: Sequence[Work], prompts: int) -> int:
         """Most rows of prompts and replays, of so many sequences, in the step that decodes `works`.
 
-        At least one, so that a prompt always advances; all that the configuration allows where nobody decodes. Where
+        At least one, so that a prompt always advances, and as many as cost hardly more than one (chunk_times.py); all
+        that the configuration allows where nobody decodes. Where
         more sequences wait for their prompts than decode, each of them has as much of the step as one that decodes has:
         a stream that began first must not hold up the many that came with it.
         """
@@ -111,10 +102,10 @@ class Pace:
             load = load._replace(drafts=len(budgets), nodes=sum(budgets), fed=len(works))
         alone = self.times.milliseconds(load)
         self._alone_ms = alone
-        if not (self._row_ms and alone):
+        if not alone:
             return min(UNKNOWN, self._most)
-        more = alone * (self._factor - 1) * max(1.0, prompts / len(works))
-        return max(1, min(self._most, int(more / self._row_ms)))
+        allowed = alone * (self._factor - 1) * max(1.0, prompts / len(works))
+        return min(self._most, self.chunks.rows(allowed))
 
     def saw(self, parts: Sequence[Part], walks: Sequence[Walk]) -> None:
         """What the present step has computed, and what came of it."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
+from hedgerow.engine.chunk_times import UNKNOWN, ChunkTimes
 from hedgerow.engine.config import EngineConfig
-from hedgerow.engine.pace import UNKNOWN, Pace
+from hedgerow.engine.pace import Pace
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import AttachedSequence, Phase
 from hedgerow.engine.step_times import FAR, KINDS, Load, StepTimes, Table, kind
@@ -108,7 +110,7 @@ def test_many_prompts_share_a_step_with_one_that_decodes() -> None:
     pace = Pace(EngineConfig(prefill_factor=2.0, prefill_rows=ROWS))
     taught(pace.times)
     one, _ = served(pace, sequences=1, prompts=1, steps=60)
-    assert pace.chunk_rows(works(1), 8) == pytest.approx(8 * one, rel=0.2)
+    assert served(pace, sequences=1, prompts=8, steps=20)[0] == pytest.approx(8 * one, rel=0.2)
     assert pace.chunk_rows(works(8), 8) == pace.chunk_rows(works(8), 1)
 
 
@@ -120,3 +122,57 @@ def test_a_prompt_always_advances_and_has_all_rows_where_nobody_decodes() -> Non
     assert pace.chunk_rows([], 1) == ROWS
     assert Pace(EngineConfig(prefill_rows=ROWS)).chunk_rows(works(8), 1) == ROWS
     assert Pace(EngineConfig(prefill_rows=3, prefill_factor=2)).chunk_rows(works(8), 1) == 3
+
+
+def small(rows: int) -> float:
+    """ms that a chunk adds where a model is small, on a GPU."""
+    return 0.35 + 0.0015 * rows
+
+
+def mixture(rows: int) -> float:
+    """Of one rank of a large mixture, beside eight rows: 384 experts of a layer, eight of them a row."""
+    return 13.6 * ((1 - 8 / 384) ** 8 - (1 - 8 / 384) ** (8 + rows)) + 0.063 * rows
+
+
+MACHINES = [
+    pytest.param(lambda rows: 0.0625 * rows, 8.0, id="rows are all"),
+    pytest.param(small, 0.6, id="small"),
+    pytest.param(mixture, 8.1, id="mixture, plain"),
+    pytest.param(mixture, 20.0, id="mixture, trees"),
+]
+
+
+@pytest.mark.parametrize(("adds", "allowed"), MACHINES)
+def test_chunks_grow_until_they_add_what_they_may(adds: Callable[[int], float], allowed: float) -> None:
+    """Within some steps, and without one that takes much more."""
+    times, taken = ChunkTimes(), list[float]()
+    for _ in range(60):
+        rows = times.rows(allowed)
+        taken.append(adds(rows))
+        times.took(rows, taken[-1], allowed + taken[-1])
+    assert times.rows(allowed) == pytest.approx(next(n for n in range(1, 999) if adds(n) >= allowed), rel=0.1)
+    assert min(taken[12:]) > 0.85 * allowed
+    assert max(taken) < 1.25 * allowed
+    assert max(taken[12:]) < 1.1 * allowed
+
+
+def test_fewer_rows_than_cost_anything_are_not_chosen() -> None:
+    """Where the first row takes more than may be added, the others come with it."""
+    times = ChunkTimes()
+    for _ in range(40):
+        rows = times.rows(0.2)
+        times.took(rows, small(rows), 1.0)
+    assert 40 < rows < 80
+    assert small(rows) < 1.3 * small(1)
+
+
+def test_chunks_follow_a_prompt_that_gets_longer_and_forgive_one_slow_step() -> None:
+    times, before = ChunkTimes(), list[int]()
+    for n in range(300):
+        rows = times.rows(0.6)
+        added = small(rows) * (1 + n / 600)
+        times.took(rows, 30 * added if n == 40 else added, 0.6 + added)
+        before.append(rows)
+        assert n < 60 or added < 1.15 * 0.6
+    assert max(before[60:90]) > 60, "a step in which somebody else had the card"
+    assert before[-1] >= 15
