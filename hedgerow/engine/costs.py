@@ -7,6 +7,8 @@ the sum over sequences of rows * keys. Every term has a cause: weights that ever
 weights; a row's share of dense products; a key's latent; attention's products. None is negative, so more is never
 predicted to take less.
 
+A verifier measures some steps when it starts, and its predictions begin with what it found (calibration.py).
+
 `distinct` gives D before it is seen: how many experts so many trees choose where a row takes each of its tree's common
 experts with probability `overlap`, and all others at random. What a step did choose is counted (`Target.experts`).
 """
@@ -16,12 +18,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from hedgerow.engine.nonnegative import nonnegative
 from hedgerow.engine.tree import TreeConfig
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.fields import Fields
@@ -56,29 +58,29 @@ class CostModel:
     law: str = ""  # of the kernels that were measured
     ranks: int = 1
     worst: float = 0.0
+    experts: int = 0  # of a sparse layer, and how many a row chooses; 0: not known
+    top_k: int = 0
+    subject: str = ""  # whose steps these are, where only they may be predicted from it
 
     def milliseconds(self, load: Load) -> float:
         return float(sum(getattr(self, name) * size for name, size in zip(TERMS, load.terms, strict=True)))
 
     @classmethod
-    def fit(cls, steps: Sequence[tuple[Load, float]], machine: str = "", law: str = "", ranks: int = 1) -> CostModel:
-        """The smallest sum of squared relative errors without a negative term. InvalidRequest for too few steps."""
+    def fit(cls, steps: Sequence[tuple[Load, float]], **of: Any) -> CostModel:
+        """The smallest sum of squared relative errors without a negative term; `of`: the other fields. InvalidRequest
+        for too few steps."""
         if len(steps) < len(TERMS):
             raise InvalidRequest("steps", len(steps), f"at least {len(TERMS)}")
         times = np.array([ms for _, ms in steps])
         table = np.array([load.terms for load, _ in steps]) / times[:, None]
-        best, least = np.zeros(len(TERMS)), float("inf")
-        for count in range(1, len(TERMS) + 1):  # all 31: which terms the best one has is not known
-            for some in combinations(range(len(TERMS)), count):
-                part = table[:, list(some)]
-                found = np.linalg.lstsq(part, np.ones(len(times)), rcond=None)[0]
-                error = float(np.square(part @ found - 1).sum())
-                if found.min() >= 0 and error < least * (1 - 1e-9):
-                    best, least = np.zeros(len(TERMS)), error
-                    best[list(some)] = found
+        best = nonnegative(table, np.ones(len(times)))
+        some = np.flatnonzero(best)
+        exact = np.linalg.lstsq(table[:, some], np.ones(len(times)), rcond=None)[0]  # without the pull to zero
+        if exact.min(initial=0.0) >= 0:
+            best[some] = exact
         worst = float(np.abs(table @ best - 1).max())
         fixed, expert, row, key, score = map(float, best)
-        return cls(fixed, expert, row, key, score, machine=machine, law=law, ranks=ranks, worst=worst)
+        return cls(fixed, expert, row, key, score, **{"worst": worst} | of)
 
     @classmethod
     def read(cls, file: Path) -> CostModel:
@@ -93,11 +95,16 @@ class CostModel:
             raise f.fail(TERMS[0], "must be above 0, as no other term is")
         return cls(
             **terms, machine=f.get("machine", str, ""), law=f.get("law", str, ""), ranks=f.size("ranks", 1),
-            worst=f.get("worst", float, 0.0),
+            worst=f.get("worst", float, 0.0), experts=f.get("experts", int, 0), top_k=f.get("top_k", int, 0),
+            subject=f.get("subject", str, ""),
         )  # fmt: skip
 
     def write(self, file: Path) -> None:
-        file.write_text(json.dumps({"form": FORM} | asdict(self), indent=1) + "\n")
+        file.write_text(self.text())
+
+    def text(self) -> str:
+        """Of the file."""
+        return json.dumps({"form": FORM} | asdict(self), indent=1) + "\n"
 
 
 def distinct(experts: int, top_k: int, trees: int, rows: int, overlap: float = 0.0) -> float:

@@ -87,7 +87,7 @@ class FedVerifier(VerifierEngine):
         """The next step's result; None when there is nothing to do."""
         begun = time.perf_counter_ns()
         self._keep_chunk(drafter)
-        self._pace.fed = bool(self._line)
+        self.pace.fed = bool(self._line)
         if self._line:
             works = self._works()
         else:
@@ -262,7 +262,7 @@ class FedVerifier(VerifierEngine):
         counted = [line for line in lines if line.path]
         total, keys = sum(len(line.tokens) + 1 for line in counted), sum(work.prefix for work in works.values())
         chunk, scores = sum(work.rows for work in prompts), sum(work.rows * work.prefix for work in prompts)
-        self._pace.loaded(Load(len(counted), total, keys, chunk=chunk, scores=scores))  # the draft is in it
+        self.pace.loaded(Load(len(counted), total, keys, chunk=chunk, scores=scores))  # the draft is in it
         for member, line, asked in zip(self._line, lines, flight.asked, strict=True):
             if asked < 0 or not member.here:
                 continue

@@ -1,4 +1,4 @@
-"""What this verifier's own steps take, learned while they run: what a synthetic run at the start would not see.
+"""What this verifier's own steps take, learned while they run, from what a cost model says before there are any.
 
 A step's time is that from its plan to the next one's, with everything in it that its tokens wait for: the round trip to
 the drafter, the forward pass, the messages, and whoever else wants the cores. Two tables hold such times, one of steps
@@ -11,11 +11,15 @@ been in use for an hour, as one with exponential forgetting does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, log2
 from typing import NamedTuple
 
 import numpy as np
+
+from hedgerow.engine.costs import CostModel, distinct
+from hedgerow.engine.nonnegative import nonnegative
 
 EXACT = 17  # a count up to which every number is a kind of its own; above, eight kinds an octave
 FAR = 1 << 13  # all counts above are of one kind
@@ -24,8 +28,15 @@ FEW, NEWEST = 6, 0.08  # times of a kind that are averaged; the weight of a late
 FARTHEST = 0.4  # the largest deviation that counts, as a logarithm: in such a step somebody else had the cores
 YOUNG, PULL = 16, 0.05  # times of a kind before it tells of the machine; share of a deviation that its slowness follows
 OWN = 10.0  # the fit counts as so many times of a kind
+PRIOR = 0.1  # what an expected load counts beside one that was seen, which counts up to 1
 REFIT, SOONER = 32, 2  # steps between two fits; steps of new kinds count as several, so that so many are enough
 SCALE = (1.0, 1.0, 1.0, 1e-3, 1.0, 1e-5)  # of the terms, so that none outweighs the others
+EXPECTED = [  # loads that a cost model speaks for
+    (sequences, sequences * rows, sequences * keys)
+    for sequences in (1, 4, 16)
+    for rows in (1, 5, 17)
+    for keys in (200, 2000)
+]
 Key = tuple[int, ...]
 _KIND = [n if n <= EXACT else EXACT + int(8 * log2(n / EXACT)) for n in range(FAR + 1)]
 
@@ -65,6 +76,21 @@ class Table:
         self._seen: dict[Key, Seen] = {}
         self._fit = [0.0] * terms
         self._since = 0
+        self._prior: tuple[np.ndarray, np.ndarray] | None = None
+
+    def expect(self, fit: Sequence[float], terms: Sequence[tuple[float, ...]]) -> None:
+        """Until steps show otherwise, predictions are `fit`'s; later it counts for a little at each of these `terms`,
+        and as what was seen compares with it."""
+        self._fit = list(fit)
+        self._prior = np.array(fit), np.array(terms)
+
+    def _with_prior(self, table: np.ndarray, trust: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert self._prior is not None
+        fit, terms = self._prior
+        expected = table @ fit / trust  # over measured, of each kind
+        scale = float(np.exp(-(trust * np.log(np.maximum(expected, 1e-3))).sum() / trust.sum()))
+        rows = terms / (terms @ fit * scale)[:, None] * PRIOR
+        return np.concatenate([table, rows]), np.concatenate([trust, np.full(len(rows), PRIOR)])
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -114,18 +140,9 @@ class Table:
         times = np.array([max(one.ms, 1e-3) for one in seen])
         trust = np.array([one.times / (one.times + OWN) for one in seen])
         table = np.array([one.terms for one in seen]) / times[:, None] * trust[:, None]
-        # a weak pull to zero, as a term that never changed cannot be told from the constant one
-        gram = table.T @ table + 1e-6 * np.diag((table**2).sum(0) + 1e-12)
-        goal = table.T @ trust
-        kept = list(range(table.shape[1]))
-        found = np.zeros(table.shape[1])
-        while kept:
-            part = np.linalg.solve(gram[np.ix_(kept, kept)], goal[kept])
-            if part.min() >= 0:
-                found[kept] = part
-                break
-            del kept[int(part.argmin())]
-        self._fit = found.tolist()
+        if self._prior is not None:
+            table, trust = self._with_prior(table, trust)
+        self._fit = nonnegative(table, trust).tolist()
         for one in seen:
             one.ratio = self._ratio(one)
 
@@ -139,18 +156,30 @@ class StepTimes:
 
     `slowness` follows how all steps do against what is known of their kinds, within some twenty steps. The tables keep
     times of slowness 1, so that kinds seen while others had the cores compare with kinds seen before.
+
+    A cost model (`expect`) is of steps that had the machine for themselves, without drafts and messages: measured steps
+    soon count for more. With it, experts that the rows choose are a term too: rows decide how many are expected.
     """
 
     def __init__(self) -> None:
-        self._steps, self._drafts = Table(6), Table(4)
+        self._steps, self._drafts = Table(7), Table(4)
+        self._experts = self._top_k = 0
         self.slowness = 1.0
+        self.expected = False  # whether there was a cost model
+
+    def expect(self, costs: CostModel) -> None:
+        """Before the first step: what steps are likely to take."""
+        self._experts, self._top_k, self.expected = costs.experts, costs.top_k, True
+        one = costs.row, costs.key / SCALE[3], costs.row, costs.score / SCALE[5]
+        loads = [Load(*sizes, scores=0) for sizes in EXPECTED]
+        self._steps.expect((costs.fixed, 0.0, *one, costs.expert), [self._step_terms(load) for load in loads])
 
     def took(self, load: Load, draft_ms: float, rest_ms: float) -> None:
         """A step with this load waited `draft_ms` for its trees and took `rest_ms` besides."""
         if not (load.drafts or load.fed):
             draft_ms = 0.0
         parts = [
-            (self._steps, _step_key(load), _step_terms(load), rest_ms),
+            (self._steps, _step_key(load), self._step_terms(load), rest_ms),
             (self._drafts, _draft_key(load), _draft_terms(load), draft_ms),
         ]
         parts = [part for part in parts if part[3] > 0]
@@ -162,18 +191,20 @@ class StepTimes:
 
     def milliseconds(self, load: Load) -> float:
         """Of a whole step, its draft included; 0 while nothing is known."""
-        ms = self._steps.milliseconds(_step_key(load), _step_terms(load))
+        ms = self._steps.milliseconds(_step_key(load), self._step_terms(load))
         if load.drafts or load.fed:
             ms += self._drafts.milliseconds(_draft_key(load), _draft_terms(load))
         return ms * self.slowness
 
+    def _step_terms(self, load: Load) -> tuple[float, ...]:
+        found = 0.0
+        if self._experts:
+            found = distinct(self._experts, self._top_k, 1, load.rows + load.chunk)
+        return 1.0, load.sequences, load.rows, load.keys * SCALE[3], load.chunk, load.scores * SCALE[5], found
+
 
 def _step_key(load: Load) -> Key:
     return kind(load.sequences), kind(load.rows), kind(load.chunk)
-
-
-def _step_terms(load: Load) -> tuple[float, ...]:
-    return 1.0, load.sequences, load.rows, load.keys * SCALE[3], load.chunk, load.scores * SCALE[5]
 
 
 def _draft_key(load: Load) -> Key:

@@ -80,11 +80,11 @@ class VerifierEngine:
         self.config = config
         positions = model.config.max_position_embeddings
         self.max_context = min(config.max_context or positions, positions)
-        self._model, self._eos, self._pace = model, eos, Pace(config)
+        self._model, self._eos, self.pace = model, eos, Pace(config)
         self._whole = model if isinstance(model, WholeSteps) else None
         self.cache = model.new_cache(config.pages_for(self.max_context))
         self.pool = PagePool(self.cache.pages, self.cache.page_size)
-        self.scheduler = Scheduler(config, self.pool, self._pace)
+        self.scheduler = Scheduler(config, self.pool, self.pace)
         self._desk = DraftDesk(config.feature_rows, model.config.vocab_size)
         slots = self.cache.pages * self.cache.page_size
         self._inbox = Inbox(config, Limits(vocabulary, eos, self.max_context, slots), self.scheduler)
@@ -125,7 +125,7 @@ class VerifierEngine:
             kept_ends=len(self._kept),
             faults=self._faults,
             prefixes=self.scheduler.prefixes.load(),
-            pace=self._pace.load(),
+            pace=self.pace.load(),
         )
 
     # The step, from one thread.
@@ -172,7 +172,7 @@ class VerifierEngine:
                 done = rows.compute(parts, self._model, self._whole, self.cache)
                 verify_ns = time.perf_counter_ns() - forward_begun
                 self._accept(plan, parts, done)
-                self._pace.ran(plan.draft, begun - plan.planned_ns, verify_ns)
+                self.pace.ran(plan.draft, begun - plan.planned_ns, verify_ns)
         except Exception as error:  # noqa: BLE001  whatever it is, no sequence may wait for ever
             self._fail(plan, error)
         return self._result(plan, begun - plan.planned_ns, verify_ns, time.perf_counter_ns() - begun - verify_ns)
@@ -206,7 +206,7 @@ class VerifierEngine:
             part.work.sequence.keep(more)
             if walk.tokens:
                 self._emit(plan, part, walk, total)
-        self._pace.saw(parts, walks)
+        self.pace.saw(parts, walks)
 
     def _emit(self, plan: Plan, part: rows.Part, walk: rows.Walk, total_rows: int) -> None:
         """Appends the tokens to the output, tells the owner, and ends the sequence where it stopped."""

@@ -164,6 +164,22 @@ class VerifierServiceConfig(ComputingConfig):
             "prompts then get fewer rows than prefill_rows. At least 1; 0: no limit",
         },
     )
+    calibration_ms: int = field(
+        default=2000,
+        metadata={
+            "min": 0,
+            "max": 60_000,
+            "help": "most time that measuring steps takes at the first start, for predictions until later ones are "
+            "measured; what it finds is kept in a file, which the next start reads. 0: neither",
+        },
+    )
+    calibration_path: Path | None = field(
+        default=None,
+        metadata={
+            "help": "folder of that file; empty: the one of the compiled engine or, where that cannot be written, "
+            "hedgerow-UID below the temporary one"
+        },
+    )
     run_ahead: int = field(
         default=512, metadata={"min": 1, "max": 1 << 20, "help": "tokens that the store may be behind a sequence"}
     )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from hedgerow.engine.calibration import cost_model, device_name
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.fed import FedVerifier
 from hedgerow.engine.reads import Hidden, Reads
@@ -208,10 +209,20 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     if isinstance(model, Prepares):  # so that no request waits for a compiler
         most = TreeConfig(engine.config.max_budget).q_len
         model.prepare(limits.max_sequences, most, limits.prefill_rows)
+    _calibrate(config, model, engine)
     head_hash = "" if config.drafter is None else embedding_and_head_hash(config.model_path)
     return Group(
         model, engine, read_defaults(config.model_path), head_hash, read, wanted, drafter_hash, vocabulary, texts
     )
+
+
+def _calibrate(config: VerifierServiceConfig, model: Model, engine: VerifierEngine) -> None:
+    """The engine's predictions begin with what steps take here, measured now or at an earlier start."""
+    if config.calibration_ms:
+        seconds, device = config.calibration_ms / 1000, device_name(config.device)
+        costs = cost_model(model, engine.cache, engine.config, seconds, device, config.calibration_path)
+        if costs is not None:
+            engine.pace.times.expect(costs)
 
 
 def _model(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Model:
