@@ -150,7 +150,7 @@ def _work(number: int, pages: Sequence[int], cell: Cell, vocab_size: int) -> Wor
     sequence = AttachedSequence(number, start, cell.budget, 1, (), frozenset())
     sequence.output.append(_token(number, -1, vocab_size))
     sequence.cached, sequence.pages = cell.keys, tuple(pages)
-    return Work(sequence, Phase.DECODING, cell.keys, 1, cell.budget, cell.budget + 1)
+    return Work(sequence, Phase.DECODING, cell.keys, 1, cell.budget, sequence.remaining)
 
 
 def _tree(number: int, nodes: int, vocab_size: int) -> Tree:
