@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from hedgerow.engine.numa import bind
+from hedgerow.engine.numa import bind, device_node
 
 BEAT = 0.5
 LENGTH = struct.Struct("=I")
@@ -132,9 +132,18 @@ def beat(say: Callable[[str], None]) -> None:
         threading.Event().wait(BEAT)
 
 
+def _node(spec: Spec) -> int | None:
+    """Of this rank's device."""
+    if spec.engine != "cuda":
+        return None
+    from hedgerow.model.devices import pci_address
+
+    return device_node(pci_address(spec.place[0]))
+
+
 def serve(spec: Spec, say: Callable[[str], None]) -> None:
     """Loads this rank's part and follows the first rank until that ends."""
-    bind(*spec.place, frozenset(spec.cores))
+    bind(*spec.place, frozenset(spec.cores), _node(spec))
     import torch
 
     from hedgerow.model.batch import SequenceRows

@@ -13,6 +13,16 @@ Device = Literal["cpu", "cuda"]
 LEAST_CAPABILITY = (9, 0)  # the law's MMA sums were compared on this
 
 
+def pci_address(index: int) -> str:
+    """Of a CUDA device, as Linux writes it; "" where torch does not say."""
+    properties = torch.cuda.get_device_properties(index)
+    parts = [getattr(properties, f"pci_{what}_id", None) for what in ("domain", "bus", "device")]
+    if None in parts:
+        return ""
+    domain, bus, device = parts
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
 def cuda_device() -> torch.device:
     """The first CUDA device. InvalidRequest, naming the setting and what is missing, where it cannot serve."""
     if torch.version.cuda is None:

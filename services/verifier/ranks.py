@@ -7,13 +7,13 @@ import signal
 
 import torch
 
-from hedgerow.engine.numa import bind, usable
+from hedgerow.engine.numa import bind, device_node, usable
 from hedgerow.engine.rank_door import Door, Split
 from hedgerow.engine.rank_target import CudaGroupTarget
 from hedgerow.engine.ranks import RankGroup
 from hedgerow.engine.tree import TreeConfig
 from hedgerow.model.config import K2Config
-from hedgerow.model.devices import cuda_device
+from hedgerow.model.devices import cuda_device, pci_address
 from hedgerow.model.interface import Target
 from hedgerow.model.ranked import RankEngine
 from hedgerow.model.room import check_room
@@ -35,7 +35,8 @@ def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target
     _check_room(config, split, device, len(layers))
     threads = max(1, config.threads_used // split.each)
     cores = usable()
-    bound = bind(0, split.each, cores)
+    wanted = None if device is None else device_node(pci_address(0))
+    bound = bind(0, split.each, cores, wanted)
     torch.set_num_threads(threads)
     group = RankGroup(
         config.model_path, split.ranks, threads, on_lost=_lost, cores=cores, engine=engine, feature_layers=layers,

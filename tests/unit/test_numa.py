@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hedgerow.engine.numa import cores, nodes, place
+from hedgerow.engine.numa import cores, device_node, nodes, place
+from hedgerow.model.devices import pci_address
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,6 +45,28 @@ def test_ranks_are_spread_over_the_nodes_in_their_order() -> None:
     assert [min(place(rank, 2, two, everything)) for rank in range(2)] == [0, 8]
     four = [frozenset({n}) for n in range(4)]
     assert [place(rank, 2, four, {0, 1, 2, 3}) for rank in range(2)] == [{0}, {2}]
+
+
+def test_a_rank_goes_to_its_devices_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs of the second node are not on both; what has no usable cores, or is not told, counts for nothing."""
+    found = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x9B, pci_device_id=0)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: found)
+    assert pci_address(1) == "0000:9b:00.0"
+    folder = tmp_path / "0000:9b:00.0"
+    folder.mkdir()
+    (folder / "numa_node").write_text("1\n")
+    assert device_node("0000:9b:00.0", tmp_path) == 1
+    (folder / "numa_node").write_text("-1\n")
+    assert (device_node("0000:9b:00.0", tmp_path), device_node("", tmp_path)) == (None, None)
+    two, everything = [frozenset(range(8)), frozenset(range(8, 16))], set(range(16))
+    assert [min(place(rank, 2, two, everything, 1)) for rank in range(2)] == [8, 8]
+    assert place(0, 2, two, everything, 7) == two[0]
+    assert place(0, 2, two, {0, 1}, 1) == {0, 1}
+
+
+def test_an_older_torch_tells_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: SimpleNamespace())
+    assert pci_address(0) == ""
 
 
 def test_only_usable_cores_count() -> None:
