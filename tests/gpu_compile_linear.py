@@ -57,7 +57,7 @@ def between(rows: int, capability: int) -> int:
         "inputs": lambda: mla_inputs(
             a, room(1536), room(512), 1e-6, whole, whole, cos, cos, room(128, 576), latent, early=True
         ),
-        "absorb": lambda: absorb(query, room(8, 512, 128), whole, cos, cos, q, 0.1),
+        "absorb": lambda: absorb(query, room(8, 512, 128), whole, cos, cos, q, 0.1, early=True),
         "silu": lambda: silu_mul(gate_up, act),
         "route": lambda: route(
             gate_up[..., 512:], room(384, of=floats), whole, room(rows, 8, of=torch.int32), weights, True, 2.5, True

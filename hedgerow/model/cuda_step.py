@@ -160,7 +160,7 @@ class CudaStep:
         norms = layer.q_norm, layer.kv_norm, self.latent_eps
         mla_inputs(a, *norms, position, slot, w.cos, w.sin, cache, latent, early=True)
         linear(latent, layer.q_b, query.flatten(1))
-        absorb(query, layer.uk, position, w.cos, w.sin, q, c.softmax_scale)
+        absorb(query, layer.uk, position, w.cos, w.sin, q, c.softmax_scale, early=True)
         context, value = room.context[:n], room.value[:n]
         if room.states is None:
             row_attention(q, cache, position, room.shared[:n], f.seq, f.pages, room.path[:n], context, 1.0)

@@ -4,7 +4,7 @@
     out[r, h, N:] = scale * rope(query[r, h, K:])                  as kernels/gpu/rope.py
 
 query [R, H, K + D] -> out [R, H, N + D]; w [H, N, K] (arXiv 2405.04434, appendix C: W_UK absorbed); position [R] int32;
-cos, sin [P, D / 2] float32. Programs: a block of N or the turned part, a block of rows, a head.
+cos, sin [P, D / 2] float32. Programs: a block of N, or of 16 rows' turned parts; a block of rows; a head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import triton.language as tl
 
 from kernels.gpu.follow import fetch_ahead, follow, followed
 from kernels.gpu.linear import chain, cut_for
-from kernels.gpu.rope import turned
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 1, 32, 16, 16), (5, 4, 128, 96, 32), (70, 2, 40, 32, 8)]  # (R, H, N, K, D)
@@ -24,7 +23,7 @@ TEST_SHAPES = [(1, 1, 32, 16, 16), (5, 4, 128, 96, 32), (70, 2, 40, 32, 8)]  # (
 @triton.jit(do_not_specialize=["count"])
 def _absorb(
     query, w, position, cos, sin, out, count, q_row, q_head, out_row, out_head, scale,
-    N: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, AHEAD: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, D: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     BLOCKS: tl.constexpr = (N + BN - 1) // BN
@@ -32,19 +31,29 @@ def _absorb(
     n = block * BN + tl.arange(0, BN)
     if PDL and AHEAD > 0:
         fetch_ahead(w + (head * N + n).to(tl.int64) * K, n < N, AHEAD)
-    follow(PDL)
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
-    live = m < count
-    query += head * q_head + m[:, None].to(tl.int64) * q_row
-    out += head * out_head + m[:, None].to(tl.int64) * out_row
+    r = tl.program_id(1) * BM + tl.maximum(block - BLOCKS, 0) * 16 + tl.arange(0, 16)  # of a turned part
+    whole, i = tl.arange(0, D), tl.arange(0, D // 2)
+    if not EARLY:
+        follow(PDL)
+    p = tl.load(position + r, mask=r < count, other=0).to(tl.int64)[:, None] * (D // 2) + i[None, :]
+    c = tl.load(cos + p) * scale
+    s = tl.load(sin + p) * scale
+    if EARLY:
+        follow(PDL)
+    query += head * q_head
+    out += head * out_head
     if block < BLOCKS:
+        m = tl.program_id(1) * BM + tl.arange(0, BM)
+        live = m < count
         columns = w + (head * N + n[None, :]).to(tl.int64) * K
-        acc = chain(query, columns, live, n, 0, N, K, K, BM, BN, BK)
-        tl.store(out + n[None, :], (acc * scale).to(out.dtype.element_ty), mask=live[:, None] & (n < N)[None, :])
+        acc = chain(query + m[:, None].to(tl.int64) * q_row, columns, live, n, 0, N, K, K, BM, BN, BK)
+        into = out + m[:, None].to(tl.int64) * out_row + n[None, :]
+        tl.store(into, (acc * scale).to(out.dtype.element_ty), mask=live[:, None] & (n < N)[None, :])
     else:
-        i = tl.arange(0, HALF)
-        p = tl.load(position + m, mask=live, other=0).to(tl.int64)[:, None] * HALF + i[None, :]
-        turned(query + K + 2 * i[None, :], cos + p, sin + p, out + N + 2 * i[None, :], live[:, None], scale)
+        x = tl.load(query + r[:, None].to(tl.int64) * q_row + K + whole[None, :], mask=(r < count)[:, None], other=0.0)
+        even, odd = tl.split(tl.reshape(x.to(tl.float32), (16, D // 2, 2)))
+        y = tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), (16, D)).to(out.dtype.element_ty)
+        tl.store(out + r[:, None].to(tl.int64) * out_row + N + whole[None, :], y, mask=(r < count)[:, None])
 
 
 def absorb(
@@ -55,8 +64,12 @@ def absorb(
     sin: torch.Tensor,
     out: torch.Tensor,
     scale: float,
+    early: bool = False,
 ) -> torch.Tensor:
-    """Fills out. Positions within the tables: not checked here. ValueError names what does not fit."""
+    """Fills out. `early`: the launch before this one writes neither weights nor tables nor positions (follow.py).
+
+    Positions within the tables: not checked here. ValueError names what does not fit.
+    """
     (heads, n, k), half, rows = w.shape, cos.shape[1], query.shape[0]
     check("query", query, (rows, heads, k + 2 * half))
     check("w", w, (heads, n, k), query.dtype)
@@ -67,9 +80,9 @@ def absorb(
     if half & (half - 1):
         raise ValueError(f"cos has a width of {half}, a power of two was expected")
     cut = cut_for(query.device, rows, n, k)
-    _absorb[(triton.cdiv(n, cut.bn) + 1, triton.cdiv(rows, cut.bm), heads)](
+    _absorb[(triton.cdiv(n, cut.bn) + cut.bm // 16, triton.cdiv(rows, cut.bm), heads)](
         query, w, position, cos, sin, out, rows, query.stride(0), query.stride(1), out.stride(0), out.stride(1), scale,
-        N=n, K=k, HALF=half, AHEAD=cut.ahead, BM=cut.bm, BN=cut.bn, BK=cut.bk,
+        N=n, K=k, D=2 * half, AHEAD=cut.ahead, EARLY=early, BM=cut.bm, BN=cut.bn, BK=cut.bk,
         num_warps=cut.warps, num_stages=cut.stages, **followed(),
     )  # fmt: skip
     return out

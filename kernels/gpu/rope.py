@@ -2,7 +2,7 @@
 
     y[2i] + j y[2i+1] = (x[2i] + j x[2i+1]) * (cos[p, i] + j sin[p, i])
 
-cos, sin [P, D / 2] float32; `turned` serves kernels/gpu/absorb.py too, for the query.
+cos, sin [P, D / 2] float32. The query is turned in kernels/gpu/absorb.py.
 `mla_inputs`: of a row a = [query latent | key latent | key], cache[slot] = [norm(key latent) | rope(key)] and
 out = norm(query latent); a negative slot is written nowhere. One program a row, float32 inside, rounded once.
 """
@@ -23,17 +23,6 @@ def reference(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: t
     even, odd = x.float()[..., ::2], x.float()[..., 1::2]
     c, s = cos[position.long()].unsqueeze(1), sin[position.long()].unsqueeze(1)
     return torch.stack([even * c - odd * s, even * s + odd * c], -1).flatten(-2)
-
-
-@triton.jit
-def turned(x, cos, sin, into, live, scale):
-    """Pairs whose even places are at `x`, turned and scaled, to `into`; all are pointers of one shape or broadcast."""
-    even = tl.load(x, mask=live, other=0.0).to(tl.float32)
-    odd = tl.load(x + 1, mask=live, other=0.0).to(tl.float32)
-    c = tl.load(cos) * scale
-    s = tl.load(sin) * scale
-    tl.store(into, (even * c - odd * s).to(into.dtype.element_ty), mask=live)
-    tl.store(into + 1, (even * s + odd * c).to(into.dtype.element_ty), mask=live)
 
 
 @triton.jit
