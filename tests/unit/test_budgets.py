@@ -14,6 +14,7 @@ import torch
 from bench.drive import Job, Run, drive_now
 from hedgerow.engine.budgets import FIRST, Budgets
 from hedgerow.engine.config import EngineConfig
+from hedgerow.engine.costs import CostModel
 from hedgerow.engine.curves import Curve, SharedCurve, hull, sizes
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 from hedgerow.engine.scheduler import Work
@@ -139,6 +140,18 @@ def test_a_useless_drafter_costs_about_a_hundredth(sequences: int) -> None:
     assert served.run(300) > 0.93 * machine.fixed(sequences, 0)  # the first steps, in which it is found out, too
     assert served.run(1000) > 0.98 * machine.fixed(sequences, 0)
     assert served.budgets.trials > 5
+
+
+@pytest.mark.parametrize("good", [0.75, 0.5, 0.0])
+@pytest.mark.parametrize("sequences", [8, 32])
+def test_with_a_cost_model_the_first_steps_are_few_trials(sequences: int, good: float) -> None:
+    """It is off by a fifth, and knows no drafts. Without it, 32 sequences lose a fifth in their first sixty steps."""
+    machine = Machine(good)
+    served = Served(machine, sequences)
+    served.times.expect(CostModel(fixed=0.9, expert=0.0, row=0.08, key=1e-4, score=0.0))
+    best = max(machine.fixed(sequences, budget) for budget in sizes(MOST))
+    assert served.run(60) > (0.88 if good else 0.85) * best
+    assert served.run(600) > 0.95 * best
 
 
 def test_a_drafter_that_becomes_good_is_found() -> None:
