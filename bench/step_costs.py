@@ -33,7 +33,8 @@ def fitted(report: Mapping[str, Any], sum_us: float) -> CostModel:
         (Load([cell["rows"]] * cell["batch"], [cell["context"]] * cell["batch"], cell["distinct"]), cell["ms"])
         for cell in report["cells"]
     ]
-    found = CostModel.fit(steps, machine=report["device"], law=report["law"], ranks=RANKS)
+    of = {"machine": report["device"], "law": report["law"], "ranks": RANKS, "experts": EXPERTS, "top_k": TOP_K}
+    found = CostModel.fit(steps, **of)
     return replace(found, fixed=found.fixed + 2 * report["layers"] * sum_us / 1000)
 
 
