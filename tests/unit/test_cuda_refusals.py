@@ -1,0 +1,127 @@
+"""Folders and devices that a GPU cannot serve are refused before a weight is read or a rank is started. The device here
+is pretended."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hedgerow.model.config import K2Config
+from hedgerow.model.fields import ConfigError
+from hedgerow.model.headers import CheckpointError
+from hedgerow.model.loader import Checkpoint
+from hedgerow.model.memory import token
+from hedgerow.model.select import load_target
+from hedgerow.weights.published import MINI
+from hedgerow.weights.rehearse import write
+from services.verifier.config import VerifierServiceConfig
+from services.verifier.ranks import load_ranks
+
+SMALL = dataclasses.replace(MINI, layers=2, vocab=512, experts=4, top_k=2)
+SHARD = "model-00002-of-000005.safetensors"
+Fault = Callable[[Path], object]
+
+
+def text(change: Callable[[dict[str, Any]], object]) -> Fault:
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        change(config["text_config"])
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return edit
+
+
+def packing(**values: object) -> Fault:
+    return text(lambda c: c["quantization_config"]["config_groups"]["group_0"]["weights"].update(values))
+
+
+def cut(folder: Path) -> None:
+    (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-100])
+
+
+# what is wrong; in which file; what is said
+FAULTS: dict[str, tuple[Fault, str, str]] = {
+    "missing shard": (lambda folder: (folder / SHARD).unlink(), SHARD, "missing"),
+    "truncated shard": (cut, SHARD, "bytes"),
+    "group of 64": (packing(group_size=64), "config.json", r"group_size: 64 .*32 is supported"),
+    "8 bits": (packing(num_bits=8), "config.json", r"num_bits: 8 .*4 is supported"),
+    "packing": (
+        text(lambda c: c["quantization_config"].update(format="marlin-24")), "config.json",
+        r"format: 'marlin-24' .*'pack-quantized'",
+    ),
+    "another shape": (
+        text(lambda c: c.update(moe_intermediate_size=128)), SHARD,
+        r"shared_experts.*: \[256, 128\] .*shape \[128, 128\]",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of two devices with much memory; nothing may be read or started."""
+
+    def never(*arguments: object, **named: object) -> None:
+        raise AssertionError("loading began")
+
+    for place in ("hedgerow.model.select", "services.verifier.ranks"):
+        monkeypatch.setattr(f"{place}.cuda_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 40, 1 << 40))
+    for begun in ("hedgerow.model.cuda.CudaK2.load", "hedgerow.engine.rank_channels.subprocess.Popen"):
+        monkeypatch.setattr(begun, never)
+    monkeypatch.setattr(Checkpoint, "raw", never)
+    monkeypatch.setattr("services.verifier.ranks.bind", lambda *_: None)
+    monkeypatch.setattr("services.verifier.ranks.pci_address", lambda index: "")
+    write(tmp_path, "k2.6", SMALL)
+    return tmp_path
+
+
+def load(folder: Path, ranks: int, pages: int | None = None) -> None:
+    if ranks == 1:
+        load_target(folder, (0, 1), device="cuda", pages=pages)
+        return
+    given: dict[str, Any] = {"listen": "127.0.0.1:0", "model_path": folder, "model_name": "m", "device": "cuda"}
+    load_ranks(VerifierServiceConfig(**given, tensor_parallel=ranks, cache_pages=pages), (0, 1))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_folder_is_refused(folder: Path, fault: str, ranks: int) -> None:
+    spoil, file, said = FAULTS[fault]
+    spoil(folder)
+    with pytest.raises((ConfigError, CheckpointError), match=said) as refused:
+        load(folder, ranks)
+    assert refused.value.file == folder / file
+
+
+@pytest.mark.parametrize(("ranks", "pages"), [(1, 1), (1, 500), (2, 500)])
+def test_too_little_memory_is(folder: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, pages: int) -> None:
+    cache = pages * 64 * token(K2Config.from_folder(folder))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (cache, 1 << 40))
+    with pytest.raises(
+        CheckpointError, match=rf"GB of free memory .* of weights, .* \({pages} pages .* for steps"
+    ) as no:
+        load(folder, ranks, pages)
+    assert (no.value.file, no.value.actual) == (folder, f"{cache / 1e9:.1f} GB")
+
+
+def test_what_ranks_cannot_share_is(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"moe_intermediate_size: 256 .*a multiple of 96, .*with 3 ranks"):
+        load(folder, 3)
+    text(lambda c: c.update(num_attention_heads=7, num_key_value_heads=7))(folder)
+    with pytest.raises(CheckpointError, match="shape") as refused:
+        load(folder, 2)
+    assert "self_attn" in refused.value.tensor
+
+
+def test_what_can_be_served_is_loaded(folder: Path) -> None:
+    with pytest.raises(AssertionError, match="loading began"):
+        load(folder, 1, 4)
