@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,15 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "kimi"
+    write(folder, "k2.6", SMALL)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of two devices with much memory; nothing may be read or started."""
 
     def never(*arguments: object, **named: object) -> None:
@@ -80,8 +88,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Checkpoint, "raw", never)
     monkeypatch.setattr("services.verifier.ranks.bind", lambda *_: None)
     monkeypatch.setattr("services.verifier.ranks.pci_address", lambda index: "")
-    write(tmp_path, "k2.6", SMALL)
-    return tmp_path
+    shutil.copytree(made, tmp_path / "kimi")
+    return tmp_path / "kimi"
 
 
 def load(folder: Path, ranks: int, pages: int | None = None) -> None:
