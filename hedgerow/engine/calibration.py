@@ -181,6 +181,8 @@ def _read(file: Path, subject: str) -> CostModel | None:
     if found.subject != subject:
         log.warning("the file of what steps take is not used: %s is about %s", file, found.subject[:200] or "another")
         return None
+    with suppress(OSError):
+        os.utime(file)  # of many files the ones that are read stay
     return found
 
 

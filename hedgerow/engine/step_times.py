@@ -81,8 +81,8 @@ class Table:
     def expect(self, fit: Sequence[float], terms: Sequence[tuple[float, ...]]) -> None:
         """Until steps show otherwise, predictions are `fit`'s; later it counts for a little at each of these `terms`,
         and as what was seen compares with it."""
-        self._fit = list(fit)
-        self._prior = np.array(fit), np.array(terms)
+        takes = np.array(terms) @ np.array(fit)
+        self._fit, self._prior = list(fit), (np.array(fit), np.array(terms)[takes > 0])
 
     def _with_prior(self, table: np.ndarray, trust: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self._prior is not None
@@ -162,7 +162,7 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self._steps, self._drafts = Table(7), Table(4)
+        self._steps, self._drafts = Table(8), Table(4)
         self._experts = self._top_k = 0
         self.slowness = 1.0
         self.expected = False  # whether there was a cost model
@@ -170,9 +170,9 @@ class StepTimes:
     def expect(self, costs: CostModel) -> None:
         """Before the first step: what steps are likely to take."""
         self._experts, self._top_k, self.expected = costs.experts, costs.top_k, True
-        one = costs.row, costs.key / SCALE[3], costs.row, costs.score / SCALE[5]
-        loads = [Load(*sizes, scores=0) for sizes in EXPECTED]
-        self._steps.expect((costs.fixed, 0.0, *one, costs.expert), [self._step_terms(load) for load in loads])
+        key, score = costs.key / SCALE[3], costs.score / SCALE[5]
+        fit = costs.fixed, 0.0, costs.row, key, costs.row, score, costs.expert, score
+        self._steps.expect(fit, [self._step_terms(Load(*sizes)) for sizes in EXPECTED])
 
     def took(self, load: Load, draft_ms: float, rest_ms: float) -> None:
         """A step with this load waited `draft_ms` for its trees and took `rest_ms` besides."""
@@ -200,7 +200,11 @@ class StepTimes:
         found = 0.0
         if self._experts:
             found = distinct(self._experts, self._top_k, 1, load.rows + load.chunk)
-        return 1.0, load.sequences, load.rows, load.keys * SCALE[3], load.chunk, load.scores * SCALE[5], found
+        drawn = load.rows * load.keys / max(load.sequences, 1)  # scores of rows that decode
+        return (
+            1.0, load.sequences, load.rows, load.keys * SCALE[3], load.chunk, load.scores * SCALE[5], found,
+            drawn * SCALE[5],
+        )  # fmt: skip
 
 
 def _step_key(load: Load) -> Key:

@@ -113,8 +113,8 @@ def test_predictions_begin_with_the_model_and_follow_steps() -> None:
     """Steps here take three times what the model says, with one sequence: so do those of eight that never ran."""
     times, one, eight = StepTimes(), Load(1, 1, 200), Load(8, 40, 8000)
     times.expect(COSTS)
-    assert times.milliseconds(one) == pytest.approx(2.12)
-    assert times.milliseconds(eight) == pytest.approx(2 + 4 + 0.8)
+    assert times.milliseconds(one) == pytest.approx(2.12, rel=1e-3)
+    assert times.milliseconds(eight) == pytest.approx(2 + 4 + 0.8 + 0.04)
     for n in range(200):
         load = Load(1, 1 + n % 9, 200 + n)
         times.took(load, 0.0, 3 * (2 + 0.1 * load.rows + 1e-4 * load.keys))
