@@ -3,10 +3,10 @@
     python -m bench.rank_sums [--rows 1 4 8 16 32 64 256] [--out bench/results/rank-sums.json]
 
 A process a GPU; K2.6's hidden size, parts in bfloat16. Each form is a CUDA graph of 100 calls; the value is the slower
-rank's median of rounds, in which the forms take turns. Forms: `peers` (kernels/gpu/rank_norm.py over the ranks' own
-memory), `gathered` (NCCL gathers, one kernel adds and norms: where there is no peer access), and what others have, with
-our add + norm behind it: NCCL's all-reduce, and PyTorch's symmetric memory with one and with two shots (whose sums have
-an order of their own). NVLink multicast is off.
+rank's median of rounds, in which the forms take turns. Forms: `peers` (kernels/gpu/peer_norm.py: ranks write into each
+other's memory), `gathered` (NCCL gathers, one kernel adds and norms: where there is no peer access), and what others
+have, with our add + norm behind it: NCCL's all-reduce, and PyTorch's symmetric memory with one and with two shots
+(whose sums have an order of their own). NVLink multicast is off.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def forms(rank: int, count: int, rows: int, peers: Any, pair: Any) -> dict[str, 
     import torch.distributed._symmetric_memory as symmetric
 
     from kernels.gpu.add_rmsnorm import add_rmsnorm
-    from kernels.gpu.rank_norm import peer_norm, rank_norm
+    from kernels.gpu.peer_norm import peer_norm
+    from kernels.gpu.rank_norm import rank_norm
 
     dist: Any = torch.distributed
     device = torch.device("cuda", rank)
@@ -74,10 +75,12 @@ def forms(rank: int, count: int, rows: int, peers: Any, pair: Any) -> dict[str, 
 def exact(rank: int, rows: int, peers: Any, pair: Any) -> bool:
     """Whether both of our forms have the bits of one process that has all parts: over many calls without a pause, each
     with other parts, so that a rank that reads too early or too late shows."""
-    from kernels.gpu.rank_norm import peer_norm, rank_norm
+    from kernels.gpu.peer_norm import peer_norm
+    from kernels.gpu.rank_norm import rank_norm
 
     device, draw = torch.device("cuda", rank), torch.Generator().manual_seed(rows)
     parts = (torch.randn(CHECKED, peers.count, rows, HIDDEN, generator=draw) * 100).bfloat16().to(device)
+    parts[..., 5::7] = -0.0  # what `peer_norm` does not send
     w, found = torch.ones(HIDDEN, device=device).bfloat16(), []
 
     def direct(x: torch.Tensor, n: int, out: torch.Tensor) -> None:

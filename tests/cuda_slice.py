@@ -97,9 +97,8 @@ def main() -> None:
         if rank == "all":
             found = {"all": steps(drawn(int(mine), Ranks(count), device))}
         else:
-            model = drawn(
-                count, range(int(rank), int(rank) + 1), connect("nccl", meeting, int(rank), count, 90), device
-            )
+            peers = connect("nccl", meeting, int(rank), count, 90)
+            model = drawn(int(mine), peers, device)
             assert model.direct, "the ranks' memory is not used"
             found = {"direct": steps(model)}
             model.gather()

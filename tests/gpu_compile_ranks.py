@@ -10,7 +10,8 @@ from unittest.mock import patch
 
 import torch
 
-from kernels.gpu.rank_norm import peer_norm, rank_norm, rank_part
+from kernels.gpu.peer_norm import peer_norm
+from kernels.gpu.rank_norm import rank_norm, rank_part
 from tests import gpu_compile
 from tests.gpu_compile import SHARED, build, launches
 
@@ -18,10 +19,10 @@ ROWS, HIDDEN, MOST = 16, 7168, 512
 
 
 def calls(count: int) -> None:
-    long, part = torch.zeros(count, dtype=torch.int64), torch.zeros(MOST, HIDDEN, dtype=torch.bfloat16)
+    part = torch.zeros(MOST, HIDDEN, dtype=torch.bfloat16)
     peers: Any = SimpleNamespace(
-        rank=count - 1, count=count, part=part, part_offsets=long, flag_offsets=long,
-        flags=torch.zeros(count, MOST, dtype=torch.int32), turns=torch.zeros(MOST, dtype=torch.int32),
+        rank=count - 1, count=count, part=part, inbox=torch.zeros(count, MOST, HIDDEN, dtype=torch.int16),
+        places=torch.zeros(count, dtype=torch.int64),
     )  # fmt: skip
     x, w, out = torch.zeros(ROWS, HIDDEN), part[0], part[:ROWS]
     peer_norm(x, peers, w, out, 1e-5)
@@ -30,21 +31,33 @@ def calls(count: int) -> None:
 
 
 def check_order(ptx: str) -> None:
-    """Tells, waits, lets all threads wait for those that did, and only then reads a part or counts its turn."""
-    wait = ptx.index("ld.acquire.sys")
-    assert "atom.global.sys.release" in ptx[:wait], "nobody is told"
-    behind = re.search(r"bar\.sync|ld\.global|st\.global", ptx[wait + 1 :])
+    """Sends before it waits for anybody, empties what it has read behind a barrier, in whole vectors; and its norm adds
+    in the order in which the norm of parts side by side does."""
+    wait, part, polls = ptx.index("griddepcontrol.wait"), ptx.index("ld.global"), ptx.index("ld.volatile.global.v4")
+    assert wait < part, "read before it is made"
+    sent = ptx.index("st.global.v4")
+    assert part < sent < polls, "waits before it sends"
+    behind = re.search(r"bar\.sync|st\.global", ptx[polls:])
     assert behind is not None
-    assert behind[0] == "bar.sync", f"{behind[0]} before all threads have waited"
-    assert ptx.index("griddepcontrol.wait") < ptx.index("atom."), "told before the part is made"
+    assert behind[0] == "bar.sync", "empties what another thread may not have read"
+    assert "ld.volatile.global.b" not in ptx, "narrow"
+
+
+def order_of_the_norm(ttgir: str) -> str:
+    """The layout of what the norm sums: equal ones sum in the same order."""
+    reduced = [line for line in ttgir.splitlines() if re.search(r"\) : \(tensor<\d+xf32, #\w+>\) -> f32", line)]
+    name = re.search(r"#\w+", reduced[0])
+    assert name is not None
+    assert len(reduced) == 1
+    return next(line for line in ttgir.splitlines() if line.startswith(f"{name[0]} ="))
 
 
 if __name__ == "__main__":
-    capability, texts = int(sys.argv[1]), list[str]()
+    capability, texts = int(sys.argv[1]), list[Any]()
     usual = gpu_compile.read
 
     def read(kernel: Any, card: int) -> Any:
-        texts.append(kernel.asm["ptx"])
+        texts.append(kernel.asm)
         return usual(kernel, card)
 
     with patch.object(gpu_compile, "read", read):
@@ -54,7 +67,10 @@ if __name__ == "__main__":
                 built = build(launch, capability)
                 assert built.spilled == 0, built
                 assert built.shared <= SHARED[capability], built
-                if launch.arguments.get("PEERS"):
-                    check_order(texts[-1])
+                if built.name == "_peer_norm":
+                    check_order(texts[-1]["ptx"])
+                    peers = order_of_the_norm(texts[-1]["ttgir"])
+                elif built.name == "_rank_norm":
+                    assert order_of_the_norm(texts[-1]["ttgir"]) == peers
                 print(f"{built.name}, {count} ranks: {built.registers} registers")
     print(f"{len(texts)} kernels")

@@ -2,9 +2,10 @@
 
 A process computes some of the ranks: one of them (`PeerRanks`, one process a GPU), or all (`Ranks`, the reference on
 one GPU). Both have the same bits: a rank's part is rounded to the model's type, whether it goes over a wire or not, and
-one kernel adds the parts (kernels/gpu/rank_norm.py). Where every rank of a host can read the others' memory, it reads
-the parts there; elsewhere they are gathered, which gives the same sum. Embedding rows come from one table that is put
-together at the start; logits are gathered, so that every rank draws and moves its own cache.
+one kernel adds the parts. Where every rank of a host can write to the others' memory, it sends its own there first
+(kernels/gpu/peer_norm.py); elsewhere parts are gathered (kernels/gpu/rank_norm.py), which gives the same sum. Embedding
+rows come from one table that is put together at the start; logits are gathered, so that every rank draws and moves its
+own cache.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from hedgerow.model.loader import Checkpoint
 from hedgerow.model.tensors import Share
 from kernels.collectives import PeerRanks, Ranks
 from kernels.gpu.linear import linear
+from kernels.gpu.peer_norm import peer_norm
 from kernels.gpu.peers import PeerBuffer, share
-from kernels.gpu.rank_norm import peer_norm, rank_norm, rank_part
+from kernels.gpu.rank_norm import rank_norm, rank_part
 
 
 def share_of(c: K2Config, ranks: int) -> K2Config:
@@ -56,7 +58,7 @@ class Sums:
 
     @property
     def direct(self) -> bool:
-        """Parts are read where the ranks made them."""
+        """Parts are written where the other ranks read them."""
         return bool(self._peers)
 
     def parts(self, block: int, rows: int) -> list[torch.Tensor]:
@@ -133,7 +135,7 @@ class RankedK2(CudaK2):
 
     @property
     def direct(self) -> bool:
-        """Whether the ranks read each other's memory."""
+        """Whether the ranks write to each other's memory."""
         return self._sums.direct
 
     def gather(self) -> None:

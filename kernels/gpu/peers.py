@@ -1,4 +1,4 @@
-"""Memory that every rank of one host can read: a buffer of each rank for its parts, and flags that say they are there.
+"""Memory that every rank of one host can write to: an inbox of each rank, for the others' parts.
 
 CUDA's inter-process handles go from rank to rank over the group's own collective, once. NVLink multicast is not used.
 Where one rank cannot reach another's memory, no rank uses it: the answer is the same on all of them.
@@ -12,37 +12,29 @@ from typing import Any
 import torch
 
 from kernels.collectives import Ranks
+from kernels.gpu.peer_norm import ABSENT
 
 HANDLE = 1024  # bytes, more than any handle has
-ALIGNED = 256
 
 
 class PeerBuffer:
-    """Implements `kernels.gpu.rank_norm.Peers`. It lives as long as any rank's launches use it."""
+    """Implements `kernels.gpu.peer_norm.Peers`. It lives as long as any rank's launches use it."""
 
-    def __init__(self, rank: int, count: int, own: torch.Tensor, others: list[Any], rows: int, hidden: int) -> None:
-        behind = aligned(count * rows * 4)  # the flags
-        self.rank, self.count = rank, count
-        self.flags = own[: count * rows * 4].view(torch.int32).view(count, rows)
-        self.part = own[behind:].view(torch.bfloat16).view(rows, hidden)
-        begins = torch.tensor([own.data_ptr() if other is None else other.data_ptr() for other in others])
-        away = (begins - own.data_ptr()).to(own.device)
-        self.part_offsets, self.flag_offsets = away // 2, away // 4
-        self.turns = torch.zeros(rows, dtype=torch.int32, device=own.device)
-        self._keep = own, others
-
-
-def aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
+    def __init__(self, rank: int, inbox: torch.Tensor, others: list[Any]) -> None:
+        self.rank, self.count, self.inbox = rank, len(inbox), inbox
+        self.part = torch.zeros(inbox.shape[1:], dtype=torch.bfloat16, device=inbox.device)
+        begins = torch.tensor([inbox.data_ptr() if other is None else other.data_ptr() for other in others])
+        self.places = ((begins - inbox.data_ptr()) // inbox.element_size()).to(inbox.device)
+        self._keep = others
 
 
 def share(ranks: Ranks, rank: int, rows: int, hidden: int, device: torch.device) -> PeerBuffer | None:
-    """A buffer for parts [rows, hidden] in bfloat16 of every rank; None where some rank cannot reach another's. A call
+    """An inbox of every rank for parts [rows, hidden] in bfloat16; None where some rank cannot reach another's. A call
     of all ranks."""
-    own = torch.zeros(aligned(ranks.count * rows * 4) + rows * hidden * 2, dtype=torch.uint8, device=device)
+    inbox = torch.full((ranks.count, rows, hidden), ABSENT.value, dtype=torch.int16, device=device)
     torch.cuda.synchronize(device)
     try:
-        handle = marshal.dumps(own.untyped_storage()._share_cuda_())
+        handle = marshal.dumps(inbox.untyped_storage()._share_cuda_())
     except RuntimeError:
         handle = b""
     others = list[Any]()
@@ -51,7 +43,7 @@ def share(ranks: Ranks, rank: int, rows: int, hidden: int, device: torch.device)
     reached = all(found is not None for other, found in enumerate(others) if other != rank)
     if not all(line[0] for line in _exchanged(ranks, b"1" if reached else b"", device)):
         return None
-    return PeerBuffer(rank, ranks.count, own, others, rows, hidden)
+    return PeerBuffer(rank, inbox, others)
 
 
 def _exchanged(ranks: Ranks, given: bytes, device: torch.device) -> list[list[int]]:

@@ -5,17 +5,11 @@
 
 x [R, H] float32 in place, w [H] -> y [R, H]; `tap` [R, H], a part of wider rows, gets x. A part is rounded once, to the
 model's type: that is what goes over the wire. Every rank adds all parts itself, so that all have equal bits, whichever
-way the parts came: `rank_norm` reads them side by side (one process's, or gathered), `peer_norm` where the ranks made
-them, in their own memory (NVLink or PCIe peer access): one launch instead of a collective and a norm.
-
-`peer_norm`, program r: tells every rank that its row r is there (release), waits until theirs are (acquire) and reads
-them. The launch before it made the part. Two buffers take turns, each with flags of its own: whoever writes the first
-again was told, in the launch of the second, that all ranks were through with the launch of the first.
+way the parts came: `rank_norm` reads them side by side (one process's, or gathered), `peer_norm` from the inbox that
+the other ranks wrote them into.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 import triton
@@ -37,52 +31,8 @@ def reference(x: torch.Tensor, parts: torch.Tensor, w: torch.Tensor, eps: float)
 
 
 @triton.jit
-def _wait(flags, turn):
-    """Until every flag is at `turn` or past it; they count on, and over."""
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred early;
-        .reg .b32 seen;
-        again:
-        ld.acquire.sys.global.u32 seen, [$1];
-        sub.s32 seen, seen, $2;
-        setp.lt.s32 early, seen, 0;
-        @early bra again;
-        mov.u32 $0, seen;
-        }""",
-        "=r,l,r", [flags, turn], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def _rank_norm(
-    x, parts, part_offsets, flags, flag_offsets, turns, w, out, tap, part_stride, tap_row, eps, most,
-    H: tl.constexpr, RANKS: tl.constexpr, RANK: tl.constexpr, PEERS: tl.constexpr, LANES: tl.constexpr,
-    TAP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    follow(PDL)
-    row = tl.program_id(0)
-    r = row.to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    live = i < H
-    if PEERS:
-        turn = tl.load(turns + row) + 1
-        lane = tl.minimum(tl.arange(0, LANES), RANKS - 1)
-        theirs = flags + tl.load(flag_offsets + lane) + RANK * most + row
-        value = tl.zeros((LANES,), tl.int32) + turn
-        tl.atomic_xchg(theirs, value, mask=tl.arange(0, LANES) < RANKS, sem="release", scope="sys")
-    v = tl.load(x + r * H + i, mask=live, other=0.0)
-    scale = tl.load(w + i, mask=live, other=0.0).to(tl.float32)
-    if PEERS:
-        _wait(flags + lane * most + row, value)
-        tl.debug_barrier()  # a thread waited for one rank alone, and may be the last to have read `turns`
-        tl.store(turns + row, turn)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for rank in tl.static_range(RANKS):
-        # a multiple of 128, or the loads would be narrow
-        part = parts + (tl.multiple_of(tl.load(part_offsets + rank), 128) if PEERS else rank * part_stride)
-        total += tl.load(part + r * H + i, mask=live, other=0.0).to(tl.float32)
-    v += total
+def close_row(x, v, scale, out, tap, tap_row, r, i, live, eps, H: tl.constexpr, TAP: tl.constexpr):
+    """Row r of x is v; its norm goes to `out`."""
     tl.store(x + r * H + i, v, mask=live)
     if TAP:
         tl.store(tap + r * tap_row + i, v, mask=live)
@@ -90,16 +40,22 @@ def _rank_norm(
     tl.store(out + r * H + i, y.to(out.dtype.element_ty), mask=live)
 
 
-class Peers(Protocol):
-    """One buffer of each rank, and where it is: `kernels.gpu.peers` makes it."""
-
-    rank: int
-    count: int
-    part: torch.Tensor  # [most rows, H]: this rank's
-    part_offsets: torch.Tensor  # [n] int64: from it to every rank's, in elements; multiples of 128
-    flags: torch.Tensor  # [n, most rows] int32: this rank's, which the others set
-    flag_offsets: torch.Tensor  # [n] int64: from them to every rank's, in elements
-    turns: torch.Tensor  # [most rows] int32: how often a row was added
+@triton.jit
+def _rank_norm(
+    x, parts, w, out, tap, part_stride, tap_row, eps,
+    H: tl.constexpr, RANKS: tl.constexpr, TAP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    follow(PDL)
+    r = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    live = i < H
+    v = tl.load(x + r * H + i, mask=live, other=0.0)
+    scale = tl.load(w + i, mask=live, other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for rank in tl.static_range(RANKS):
+        total += tl.load(parts + rank * part_stride + r * H + i, mask=live, other=0.0).to(tl.float32)
+    v += total
+    close_row(x, v, scale, out, tap, tap_row, r, i, live, eps, H, TAP)
 
 
 def rank_norm(
@@ -114,44 +70,15 @@ def rank_norm(
     rows, hidden = x.shape
     if parts.dim() != 3 or tuple(parts.shape[1:]) != (rows, hidden) or parts.stride()[1:] != (hidden, 1):
         raise ValueError(f"parts are {list(parts.shape)}, [any, {rows}, {hidden}] with whole rows was expected")
-    _launch(x, parts, (x, x, x, x), parts.stride(0), w, out, eps, tap, RANKS=len(parts), RANK=0, PEERS=False, LANES=2)
-
-
-def peer_norm(
-    x: torch.Tensor, peers: Peers, w: torch.Tensor, out: torch.Tensor, eps: float, tap: torch.Tensor | None = None
-) -> None:
-    """Every rank calls it with as many rows, after it has made its part of them in `peers.part`. It waits on the device
-    for the others; nothing bounds that there. ValueError names what does not fit."""
-    rows, hidden = x.shape
-    check("part", peers.part, (None, hidden))
-    if rows > len(peers.part):
-        raise ValueError(f"x has {rows} rows, the ranks have room for {len(peers.part)}")
-    where = peers.part_offsets, peers.flags, peers.flag_offsets, peers.turns
-    lanes = max(2, triton.next_power_of_2(peers.count))
-    _launch(x, peers.part, where, 0, w, out, eps, tap, RANKS=peers.count, RANK=peers.rank, PEERS=True, LANES=lanes)
-
-
-def _launch(
-    x: torch.Tensor,
-    parts: torch.Tensor,
-    where: tuple[torch.Tensor, ...],
-    stride: int,
-    w: torch.Tensor,
-    out: torch.Tensor,
-    eps: float,
-    tap: torch.Tensor | None,
-    **form: int,
-) -> None:
-    rows, hidden = x.shape
     check("x", x, (rows, hidden), torch.float32)
     check("w", w, (hidden,))
     check("out", out, (rows, hidden))
     if tap is not None:
         check_rows("tap", tap, hidden)
     _rank_norm[(rows,)](
-        x, parts, *where, w, out, x if tap is None else tap, stride, 0 if tap is None else tap.stride(0), eps,
-        where[3].shape[0], H=hidden, TAP=tap is not None, BLOCK=triton.next_power_of_2(hidden), num_warps=8, **form,
-        **followed(first=not form["PEERS"]),  # what stands before it may be a collective
+        x, parts, w, out, x if tap is None else tap, parts.stride(0), 0 if tap is None else tap.stride(0), eps,
+        H=hidden, RANKS=len(parts), TAP=tap is not None, BLOCK=triton.next_power_of_2(hidden), num_warps=8,
+        **followed(first=True),  # what stands before it may be a collective
     )  # fmt: skip
 
 
