@@ -18,14 +18,14 @@ import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import SequenceRows
-from kernels.gpu.mla_tree_attention import split_width
+from kernels.gpu.mla_tree_attention import MOST_SPLITS, split_width
 from kernels.gpu.row_layout import DEEPEST, PAGE
 from kernels.sample import Law
 
 MOST_SEQUENCES = 64  # of a step
-EVERY = np.arange(MOST_SEQUENCES, dtype=np.int32)
 LAW_WORDS = 8  # of a sequence's law: seven numbers, the seed in two words
 MOST_TOP_K = 1 << 30
+LEAST_PROMPT_WIDTH = 256  # narrower ones would be written more than they are computed
 SEQUENCES = (1, 4, 8, 16, 32, 64)  # what their number is rounded up to: attention is compiled for each of these
 ALIGNED = 4  # words: every part of a block begins at a multiple, so that kernels are compiled for one alignment
 Ints = npt.NDArray[np.int32]
@@ -71,7 +71,7 @@ class Fields(NamedTuple, Generic[Block]):
     chain: Block  # [sequences]
     widths: Block  # [sequences]: keys of a split of path D
     starts: Block  # [sequences + 1]: the first rows of path D's sequences, which come first; then how many they are
-    chunks: Block  # [sequences + 1]: of path P's, which have the last places; the others have no rows in it
+    chunks: Block  # [sequences + 1]: the same of all, path P's behind path D's
     laws: Block  # of a whole step: [LAW_WORDS, aligned(sequences)], as `fill_laws` writes them
     pages: Block  # [sequences, pages]
 
@@ -86,8 +86,16 @@ def split(block: Block, shape: Shape) -> Fields[Block]:
     return Fields(*parts)
 
 
+class Place(NamedTuple):
+    """Where rows that lie together stand."""
+
+    prefix: int
+    pages: Sequence[int]
+
+
 class Step(NamedTuple):
-    """What is asked, flat."""
+    """What is asked, flat. A prompt's chunk counts as several sequences, each of at most a tree's rows: its attention
+    is that of a replay, but for its width."""
 
     rows: int
     wanted: Ints
@@ -97,7 +105,12 @@ class Step(NamedTuple):
     outputs: int  # sequences of path D; they come first
     chains: list[bool]
     widths: list[int]
-    parts: Sequence[SequenceRows]
+    parts: Sequence[Place]
+
+
+def prompt_width(positions: int) -> int:
+    """Keys of a split of path P: the same for all prompts, since sessions of any limits share their rows."""
+    return max(LEAST_PROMPT_WIDTH, 1 << (-(-positions // MOST_SPLITS) - 1).bit_length())
 
 
 def aligned(words: int) -> int:
@@ -128,18 +141,22 @@ def read(parts: Sequence[SequenceRows], vocab: int, positions: int, pages: int) 
     if len(parts) > MOST_SEQUENCES:
         raise InvalidRequest("rows", len(parts), f"at most {MOST_SEQUENCES} sequences, on a CUDA device")
     tokens, parents, wanted = array("i"), array("i"), array("i")
-    counts, chains = list[int](), list[bool]()
+    counts, chains, widths, places = list[int](), list[bool](), list[int](), list[Place]()
     for n, part in enumerate(parts):
         count, first = len(part.tokens), len(tokens)
         chain = _check(n, part, count, positions, pages)
         try:
             tokens.extend(part.tokens)
-            parents.extend(part.parents)
+            for begin in range(0, count, DEEPEST if part.prompt else count):
+                size = min(count - begin, DEEPEST) if part.prompt else count
+                parents.extend(range(-1, size - 1) if part.prompt else part.parents)
+                counts.append(size)
+                places.append(Place(part.prefix + begin, part.pages))
+                chains.append(chain)
+                widths.append(prompt_width(positions) if part.prompt else width_of(part.limit or positions))
             wanted.extend(first + row for row in part.want_logits)
         except (OverflowError, TypeError) as error:
             raise InvalidRequest(f"rows[{n}]", str(error), "integers of 32 bits") from None
-        counts.append(count)
-        chains.append(chain)
     ids = np.frombuffer(tokens, np.int32)
     if ids.min() < 0 or ids.max() >= vocab:
         row = int(((ids < 0) | (ids >= vocab)).argmax())
@@ -147,8 +164,7 @@ def read(parts: Sequence[SequenceRows], vocab: int, positions: int, pages: int) 
     outputs = sum(not part.prompt for part in parts)
     if any(part.prompt for part in parts[:outputs]):
         raise InvalidRequest("rows", "a prompt's", "behind the rows of output")
-    widths = [width_of(part.limit or positions) for part in parts]
-    return Step(len(tokens), np.frombuffer(wanted, np.int32), tokens, parents, counts, outputs, chains, widths, parts)
+    return Step(len(tokens), np.frombuffer(wanted, np.int32), tokens, parents, counts, outputs, chains, widths, places)
 
 
 def _check(n: int, part: SequenceRows, count: int, positions: int, pages: int) -> bool:
@@ -208,7 +224,7 @@ def fill(fields: Fields[Ints], step: Step, base: int) -> None:
     fields.tokens[:rows] = np.frombuffer(step.tokens, np.int32)
     fields.tokens[rows:] = 0
     fields.parents[:rows] = np.frombuffer(step.parents, np.int32)
-    fields.seq[:rows] = np.repeat(EVERY[:sequences], step.counts)
+    fields.seq[:rows] = np.repeat(np.arange(sequences, dtype=np.int32), step.counts)
     fields.seq[rows:] = -1
     ends = np.cumsum(step.counts)
     own = int(ends[step.outputs - 1]) if step.outputs else 0
@@ -217,8 +233,7 @@ def fill(fields: Fields[Ints], step: Step, base: int) -> None:
         ends[: step.outputs],
         own,
     )
-    fields.chunks[: step.outputs + 1], fields.chunks[step.outputs + 1 : sequences + 1] = own, ends[step.outputs :]
-    fields.chunks[sequences + 1 :] = rows
+    fields.chunks[0], fields.chunks[1 : sequences + 1], fields.chunks[sequences + 1 :] = 0, ends, rows
     fields.wanted[: len(step.wanted)] = step.wanted
     fields.wanted[len(step.wanted) :] = 0
     fields.first[:sequences] = ends - step.counts

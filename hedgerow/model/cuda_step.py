@@ -17,7 +17,6 @@ from kernels.gpu.int4_moe_gemm import OrderedExperts, products, supports
 from kernels.gpu.int4_moe_gemm import Workspace as Experts
 from kernels.gpu.kv_compact import kv_compact
 from kernels.gpu.linear import linear, linear_parts, room_of_parts
-from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention
 from kernels.gpu.moe_pack import Ordered
 from kernels.gpu.plain_moe import plain_moe
@@ -106,7 +105,7 @@ class CudaStep:
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         where = room.position[:n], room.slot[:n], room.shared[:n], room.path[:n]
         row_layout(f.parents, f.seq, f.first, f.prefix, f.chain, f.pages, *where)
-        masks = tree_mask(f.parents, f.starts) if self.shape.output else None
+        masks = tree_mask(f.parents, self.starts)
         x, normed, routed = room.x[:n], room.normed[:n], None
         for number, layer in enumerate(self.weights.layers):
             w = layer.attention_norm
@@ -120,12 +119,17 @@ class CudaStep:
         self.close(self.weights.norm, routed, self.tap(len(self.weights.layers) - 1))
         if self.shape.wanted:
             self.head(room.logits[: self.shape.wanted])
-        if self.shape.whole and masks is not None:
-            q = self.shape.sequences
-            laws, walks, first = read_laws(f.laws, q), room.walks[:q], self.shape.wanted  # rows of trees: those before
+        if self.shape.whole:
+            trees, first = min(self.shape.sequences, MOST_SEQUENCES), self.shape.wanted  # rows of trees: those before
+            laws, starts, walks = read_laws(f.laws, trees), f.starts[: trees + 1], room.walks[:trees]
             drawn = TreeMask(masks.mask[:first], masks.depth[:first])
-            walked = walk(room.logits[:first], f.parents[:first], f.tokens[:first], drawn, f.starts, laws, walks)
-            kv_compact(cache, where[1], f.starts, walked.path, walked.length)
+            walked = walk(room.logits[:first], f.parents[:first], f.tokens[:first], drawn, starts, laws, walks)
+            kv_compact(cache, where[1], starts, walked.path, walked.length)
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """First rows of all that attention takes for sequences, prompts' chunks too."""
+        return self.fields.chunks if self.shape.prompt else self.fields.starts
 
     def tap(self, layer: int) -> torch.Tensor | None:
         """Where the drafter's features after `layer` go."""
@@ -134,7 +138,7 @@ class CudaStep:
         begin = self.taps.index(layer) * self.c.hidden_size
         return self.room.features[: self.shape.rows, begin : begin + self.c.hidden_size]
 
-    def attend(self, number: int, cache: torch.Tensor, masks: TreeMask | None) -> None:
+    def attend(self, number: int, cache: torch.Tensor, masks: TreeMask) -> None:
         """What layer `number`'s attention adds, for `close`."""
         self.attention(self.weights.layers[number], cache, masks, self.room.delta[: self.shape.rows])
 
@@ -151,7 +155,7 @@ class CudaStep:
     def head(self, logits: torch.Tensor) -> None:
         linear(self.room.normed[: self.shape.rows], self.weights.head, logits, self.fields.wanted)
 
-    def attention(self, layer: CudaLayer, cache: torch.Tensor, masks: TreeMask | None, given: torch.Tensor) -> None:
+    def attention(self, layer: CudaLayer, cache: torch.Tensor, masks: TreeMask, given: torch.Tensor) -> None:
         """Attn(normed) into `given`; the rows' latents go into the cache. The softmax scale is in the queries."""
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         position, slot, w = room.position[:n], room.slot[:n], self.weights
@@ -165,12 +169,8 @@ class CudaStep:
         if room.states is None:
             row_attention(q, cache, position, room.shared[:n], f.seq, f.pages, room.path[:n], context, 1.0)
         else:
-            pages = cache.view(-1, PAGE, c.latent_width)
-            if masks is not None:
-                trees = (f.pages, f.prefix, f.starts, masks.mask, f.widths)
-                mla_tree_attention(q, pages, *trees, context, room.states)
-            if self.shape.prompt:  # path D left zeros in its rows
-                mla_prefill_attention(q, pages, f.pages, f.prefix, f.chunks, context)
+            trees = (f.pages, f.prefix, self.starts, masks.mask, f.widths)
+            mla_tree_attention(q, cache.view(-1, PAGE, c.latent_width), *trees, context, room.states)
         linear(context, layer.uv, value)
         linear(value.flatten(1), layer.o, given)
 

@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("triton")
 
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.cuda_plan import ALIGNED, MOST_SEQUENCES, Shape, aligned, fill, fill_laws, read, split
+from hedgerow.model.cuda_plan import ALIGNED, MOST_SEQUENCES, Shape, aligned, fill, fill_laws, prompt_width, read, split
 from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
+from kernels.gpu.mla_tree_attention import MOST_SPLITS
 from kernels.sample import Law
 
 PAGES = 20
@@ -77,11 +78,26 @@ def test_a_block_has_every_part_at_an_aligned_place() -> None:
     counts = [len(part.tokens) for part in parts]
     own = counts[0] + counts[1]
     assert fields.starts.tolist() == [0, counts[0], own, own, own]
-    assert fields.chunks.tolist() == [own, own, own, own + 9, own + 9]
+    assert fields.chunks.tolist() == [0, counts[0], own, own + 9, own + 9]
     assert fields.seq.tolist() == [0] * counts[0] + [1] * counts[1] + [2] * 9 + [-1] * (33 - own - 9)
     assert fields.first[:3].tolist() == [0, counts[0], own]
-    assert fields.widths.tolist() == [64, 128, 64, 64]
+    assert fields.widths.tolist() == [64, 128, 256, 64]
     assert fields.pages[0].tolist() == list(range(2, PAGES + 2))
+
+
+def test_a_long_chunk_is_several_sequences() -> None:
+    """Of at most a tree's rows each, one behind the other, all with the same width whatever the session's limit."""
+    step = read([tree(random.Random(0), 1), chunk(random.Random(0), 150, True)], 100, 1 << 18, PAGES)
+    fields = split(np.zeros(Shape(192, 16, 8, PAGES, True, True).words, np.int32), Shape(192, 16, 8, PAGES, True, True))
+    fill(fields, step, 0)
+    assert fields.chunks.tolist() == [0, 1, 65, 129, 151, 151, 151, 151, 151]
+    assert fields.starts.tolist() == [0, *[1] * 8]
+    assert fields.parents[1:151].tolist() == [*range(-1, 63), *range(-1, 63), *range(-1, 21)]
+    assert [at - fields.prefix[1] for at in fields.prefix[1:4]] == [0, 64, 128]
+    assert fields.pages[1].tolist() == fields.pages[3].tolist()
+    assert set(fields.widths[1:4].tolist()) == {prompt_width(1 << 18)} == {4096}
+    assert [prompt_width(positions) for positions in (1000, 4096, 1 << 15, 1 << 17)] == [256, 256, 512, 2048]
+    assert all(prompt_width(1 << n) * MOST_SPLITS >= 1 << n for n in range(19))
 
 
 @pytest.mark.parametrize("count", [1, 3, MOST_SEQUENCES])
