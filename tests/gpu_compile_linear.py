@@ -58,9 +58,9 @@ def between(rows: int, capability: int) -> int:
             a, room(1536), room(512), 1e-6, whole, whole, cos, cos, room(128, 576), latent, early=True
         ),
         "absorb": lambda: absorb(query, room(8, 512, 128), whole, cos, cos, q, 0.1, early=True),
-        "silu": lambda: silu_mul(gate_up, act),
+        "silu": lambda: silu_mul(gate_up, act, True),
         "route": lambda: route(
-            gate_up[..., 512:], room(384, of=floats), whole, room(rows, 8, of=torch.int32), weights, True, 2.5, True
+            gate_up[..., 512:], room(384, of=floats), whole, room(rows, 8, of=torch.int32), weights, True, 2.5
         ),
     }  # fmt: skip
     for what, run in runs.items():

@@ -10,7 +10,7 @@ from kernels.gpu.int4_moe_gemm import HIDDEN, INNER, SLOTS, OrderedExperts, Work
 from kernels.gpu.moe_pack import Ordered
 from tests.gpu_compile import SHARED, Launch, build, launches
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 512)  # one of each row of the plan
+ROWS = (1, 2, 4, 8, 16, 32, 64, 200, 512)  # one of each row of the plan
 EXPERTS = 16
 MMA = ("gate_up_tiles", "down_tiles", "down_rows")
 

@@ -183,16 +183,14 @@ class CudaStep:
             return None
         chosen, weights, width = room.chosen[:n], room.weights[:n], w.shared_down.shape[1]
         parts = linear_parts(normed, w.shared_router, room.gate_up)
-        act = self.activated(parts, width)
+        # the routing first: beside it the activation, beside the shared expert's last product the routed ones' first
         self.choose(number, parts[..., 2 * width :], w.bias)
         if room.experts and isinstance(w.gate_up, Ordered) and isinstance(w.down, Ordered):
-            # the shared expert's second product last: the first of the routed ones runs beside it
-            tiles = room.experts.tiles(chosen)
-            linear(act, w.shared_down, delta)
-            experts = OrderedExperts(w.gate_up, w.down)
+            experts, tiles = OrderedExperts(w.gate_up, w.down), room.experts.tiles(chosen)
+            linear(self.activated(parts, width, early=True), w.shared_down, delta)
             products(normed, chosen, weights, experts, tiles, room.experts, given, delta, settled=True)
             return None
-        linear(act, w.shared_down, delta)
+        linear(self.activated(parts, width, early=True), w.shared_down, delta)
         pairs = room.pairs[: c.n_routed_experts * n].view(c.n_routed_experts, n)
         expert_lists(chosen, pairs, room.counts)
         inner, partials = room.inner[: n * c.num_experts_per_tok], room.partials[:n]
@@ -203,19 +201,18 @@ class CudaStep:
         return partials
 
     def choose(self, number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:
-        """Each row's experts in layer `number`, and their weights, of logits [parts, rows, experts] that were made
-        before the last launch: beside that it runs."""
+        """Each row's experts in layer `number`, and their weights, of logits [parts, rows, experts]."""
         c, room, n = self.c, self.room, self.shape.rows
         law = c.norm_topk_prob, c.routed_scaling_factor
-        route(logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n], *law, early=True)
+        route(logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n], *law)
 
     def swiglu(self, gate_up: torch.Tensor, down: torch.Tensor, given: torch.Tensor) -> None:
         """down(silu(gate) * up) of `normed` into `given`."""
         parts = linear_parts(self.room.normed[: self.shape.rows], gate_up, self.room.gate_up)
         linear(self.activated(parts, down.shape[1]), down, given)
 
-    def activated(self, parts: torch.Tensor, width: int) -> torch.Tensor:
-        """silu(gate) * up, [rows, width], of a product [gate | up | ...] in parts."""
+    def activated(self, parts: torch.Tensor, width: int, early: bool = False) -> torch.Tensor:
+        """silu(gate) * up, [rows, width], of a product [gate | up | ...] in parts. `early`: not the last launch's."""
         act = self.room.act[: self.shape.rows * width].view(-1, width)
-        silu_mul(parts, act)
+        silu_mul(parts, act, early)
         return act

@@ -66,6 +66,8 @@ def plan(rows: int) -> Plan:
         return Plan(4, True, {"TILES": 1, "V": 4, "SLABS": 4, "CHUNKS": 1, "STAGES": 5}, narrow)
     if rows < 48:
         return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 4, "CHUNKS": 1, "STAGES": 4}, narrow)
+    if rows <= 64:
+        return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 4, "CHUNKS": 1, "STAGES": 4}, down)
     if rows <= 256:
         return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 8, "CHUNKS": 1, "STAGES": 3}, down)
     return Plan(16, False, {"TILES": 2, "V": 8, "SLABS": 8, "CHUNKS": 1, "STAGES": 3}, down | {"TILES": 2})

@@ -31,24 +31,13 @@ from kernels.gpu.moe_fragments import (
 )
 
 # down_rows: words [8 slots, 512], scales [8, 64] and the partial sums, as its threads take them
-ROW_WORDS = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 128], [0, 256], [1, 0]],
-        [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
-        [[2, 0], [4, 0]],
-        [],
-        [8, 512],
-    )
-)
-ROW_SCALES = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[0, 1], [0, 16], [0, 32], [1, 0]],
-        [[0, 0], [0, 0], [0, 2], [0, 4], [0, 8]],
-        [[2, 0], [4, 0]],
-        [],
-        [8, 64],
-    )
-)
+ROW_WORDS = gl.constexpr(gl.DistributedLinearLayout(
+    [[0, 1], [0, 2], [0, 128], [0, 256], [1, 0]], [[0, 4], [0, 8], [0, 16], [0, 32], [0, 64]],
+    [[2, 0], [4, 0]], [], [8, 512],
+))  # fmt: skip
+ROW_SCALES = gl.constexpr(gl.DistributedLinearLayout(
+    [[0, 1], [0, 16], [0, 32], [1, 0]], [[0, 0], [0, 0], [0, 2], [0, 4], [0, 8]], [[2, 0], [4, 0]], [], [8, 64],
+))  # fmt: skip
 ROW_SUMS = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 1], [32, 0], [64, 0]], [[1, 0], [2, 0], [4, 0], [8, 0], [16, 0]], [[0, 0], [0, 0]], [], [128, 2]
@@ -242,6 +231,8 @@ def down_tiles(
     if TILES == 2:
         few = (gl.load(pairs + 8) < 0).to(gl.int32)
     if (tile >= n) | (e >= 131072):  # a tile that stands there twice is computed once
+        if tile == 0:  # no tile at all: what comes next still follows what stands before
+            gdc_wait()
         return
     first = e % 65536 * (H // 64) + n0
     if few == 0:
@@ -273,6 +264,16 @@ def _slot_group(w, s, b, cc, acc, second: gl.constexpr, k: gl.constexpr):
 @gluon.jit
 def _rounded(y):
     return y.to(gl.bfloat16).to(gl.float32)
+
+
+@gluon.jit
+def _row_sums(f):
+    """[32, 2]: the warps' parts, added."""
+    f = gl.permute(gl.reshape(f, (2, 2, 32, 2)), (2, 3, 1, 0))  # lane, output, warp % 2, warp // 2
+    f01, f23 = gl.split(f)
+    f0, f1 = gl.split(f01)
+    f2, f3 = gl.split(f23)
+    return (f0 + f2) + (f1 + f3)
 
 
 @gluon.jit
@@ -309,8 +310,16 @@ def down_rows(
     PAIR: gl.constexpr = gl.SliceLayout(1, _hidden_layout(1))
     slot = gl.arange(0, 64, PAIR) % 8
     pair = gl.where(gl.load(chosen + r * 8 + slot) >= 0, r * 8 + slot, -1)  # without an expert: zeros
+    AT: gl.constexpr = _row_sums(gl.zeros([128, 2], gl.float32, ROW_SUMS)).type.layout
+    lane = gl.expand_dims(gl.arange(0, 32, gl.SliceLayout(1, AT)), 1)
+    two = gl.expand_dims(gl.arange(0, 2, gl.SliceLayout(0, AT)), 0)
+    at = r.to(gl.int64) * H + slab * 16 + lane // 4 * 2 + two
+    mine = (lane % 4 == 0) & (two >= 0)
+    first = gl.zeros([32, 2], gl.float32, AT)
     gdc_wait()
     gdc_launch_dependents()
+    if BASE:
+        first = gl.load(base + at, mask=mine, other=0.0).to(gl.float32)
     b = _hidden(hidden, pair, 1)
     cc = _offsets(b, minus_24_of_warp(slab >> 24), 1)
     async_copy.wait_group(0)
@@ -334,15 +343,7 @@ def down_rows(
     room = gl.allocate_shared_memory(gl.float32, [128, 2], FLAT)
     room.store(gl.reshape(gl.join(low, high), (128, 2)))
     gl.thread_barrier()
-    f = gl.permute(gl.reshape(room.load(ROW_SUMS), (2, 2, 32, 2)), (2, 3, 1, 0))  # lane, output, warp % 2, warp // 2
-    f01, f23 = gl.split(f)
-    f0, f1 = gl.split(f01)
-    f2, f3 = gl.split(f23)
-    sums = (f0 + f2) + (f1 + f3)  # [32, 2]
-    lane = gl.expand_dims(gl.arange(0, 32, gl.SliceLayout(1, sums.type.layout)), 1)
-    two = gl.expand_dims(gl.arange(0, 2, gl.SliceLayout(0, sums.type.layout)), 0)
-    at = r.to(gl.int64) * H + slab * 16 + lane // 4 * 2 + two
-    mine = (lane % 4 == 0) & (two >= 0)
+    sums = _row_sums(room.load(ROW_SUMS))
     if BASE:
-        sums = gl.load(base + at, mask=mine, other=0.0).to(gl.float32) + sums
+        sums = first + sums
     gl.store(out + at, sums.to(out.dtype.element_ty), mask=mine)

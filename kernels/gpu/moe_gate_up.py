@@ -115,9 +115,7 @@ def _by_warp(v, SLABS: gl.constexpr):
 
 
 @gluon.jit
-def _store(hidden, g0, u0, g1, u1, pairs, column, mine):
-    p0 = gl.load(pairs)
-    p1 = gl.load(pairs + 1)
+def _store(hidden, g0, u0, g1, u1, p0, p1, column, mine):
     y0 = g0 / (1.0 + gl.exp(-g0)) * u0
     y1 = g1 / (1.0 + gl.exp(-g1)) * u1
     gl.store(hidden + p0.to(gl.int64) * 256 + column, y0.to(gl.bfloat16), mask=(p0 >= 0) & mine)
@@ -125,31 +123,30 @@ def _store(hidden, g0, u0, g1, u1, pairs, column, mine):
 
 
 @gluon.jit
-def _finish(hidden, sums, pairs, first, SLABS: gl.constexpr, TILES: gl.constexpr):
+def _finish(hidden, sums, own, first, SLABS: gl.constexpr, TILES: gl.constexpr):
     """sums [SLABS * TILES, 32, 4] of up to four slabs (a warp each): row g is gate's, g + 8 up's, of one column."""
-    warp, g, t = places()
+    warp, g, _ = places()
     column = (first + warp % SLABS) * 8 + g
     f = gl.permute(gl.reshape(sums, (SLABS, TILES, 32, 2, 2)), (0, 2, 4, 1, 3))
     even, odd = gl.split(gl.permute(gl.reshape(f, (SLABS * 32, 2, TILES, 2)), (0, 2, 3, 1)))  # pairs 2 t, 2 t + 1
     ga, ua = gl.split(even)
     gb, ub = gl.split(odd)
-    pairs = pairs + 2 * t
     mine = warp < SLABS
     if TILES == 1:
         ga = _by_warp(gl.reshape(ga, (SLABS * 32,)), SLABS)
         ua = _by_warp(gl.reshape(ua, (SLABS * 32,)), SLABS)
         gb = _by_warp(gl.reshape(gb, (SLABS * 32,)), SLABS)
         ub = _by_warp(gl.reshape(ub, (SLABS * 32,)), SLABS)
-        _store(hidden, ga, ua, gb, ub, pairs, column, mine)
+        _store(hidden, ga, ua, gb, ub, own[0], own[1], column, mine)
     else:
         ga0, ga1 = gl.split(ga)
         ua0, ua1 = gl.split(ua)
         gb0, gb1 = gl.split(gb)
         ub0, ub1 = gl.split(ub)
         ga0, ua0, gb0, ub0 = _by_warp(ga0, SLABS), _by_warp(ua0, SLABS), _by_warp(gb0, SLABS), _by_warp(ub0, SLABS)
-        _store(hidden, ga0, ua0, gb0, ub0, pairs, column, mine)
+        _store(hidden, ga0, ua0, gb0, ub0, own[0], own[1], column, mine)
         ga1, ua1, gb1, ub1 = _by_warp(ga1, SLABS), _by_warp(ua1, SLABS), _by_warp(gb1, SLABS), _by_warp(ub1, SLABS)
-        _store(hidden, ga1, ua1, gb1, ub1, pairs + 8, column, mine)
+        _store(hidden, ga1, ua1, gb1, ub1, own[2], own[3], column, mine)
 
 
 @gluon.constexpr_function
@@ -165,12 +162,22 @@ def _pairs_of_rows(pairs, TILES: gl.constexpr, V: gl.constexpr, CHUNKS: gl.const
 
 
 @gluon.jit
+def _own(pairs, TILES: gl.constexpr):
+    """The pairs of a thread's columns, two a tile of eight."""
+    _, _, t = places()
+    own = gl.load(pairs + 2 * t), gl.load(pairs + 2 * t + 1)
+    if TILES == 2:
+        own += (gl.load(pairs + 2 * t + 8), gl.load(pairs + 2 * t + 9))  # type: ignore[assignment]
+    return own
+
+
+@gluon.jit
 def _tile(
-    x, words, scales, hidden, pairs, pair, first, slab,
+    x, words, scales, hidden, own, pair, first, slab,
     H: gl.constexpr, TILES: gl.constexpr, V: gl.constexpr, SLABS: gl.constexpr, CHUNKS: gl.constexpr,
     STAGES: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
-    """Slabs `first` .. of all experts' (`slab` .. of its own) for a tile's pairs."""
+    """Slabs `first` .. of all experts' (`slab` .. of its own) for a tile's pairs; `own`: what a thread stores."""
     Q: gl.constexpr = SLABS * CHUNKS
     STEPS: gl.constexpr = H // 256 // CHUNKS
     ROWS: gl.constexpr = CHUNKS * 8 * TILES * V
@@ -237,10 +244,10 @@ def _tile(
         gdc_wait()
     if SLABS == 8:
         low, high = gl.split(gl.permute(gl.reshape(f, (2, 4 * TILES, 32, 4)), (1, 2, 3, 0)))
-        _finish(hidden, low, pairs, slab, 4, TILES)
-        _finish(hidden, high, pairs, slab + 4, 4, TILES)
+        _finish(hidden, low, own, slab, 4, TILES)
+        _finish(hidden, high, own, slab + 4, 4, TILES)
     else:
-        _finish(hidden, f, pairs, slab, SLABS, TILES)
+        _finish(hidden, f, own, slab, SLABS, TILES)
 
 
 @gluon.jit
@@ -271,10 +278,17 @@ def gate_up_tiles(
     gdc_launch_dependents()
     pid = gl.program_id(0)
     tile = gl.program_id(1)
-    n = gl.load(count)
     e = gl.load(expert + tile)
-    pairs += tile * 16
-    pair = _pairs_of_rows(pairs, TILES, V, CHUNKS)
+    if V == 1:  # the work list is `chosen` itself
+        n = tile + 1
+        pair = gl.full([CHUNKS * 8 * TILES], 0, gl.int32, gl.SliceLayout(1, _copy_layout(CHUNKS, TILES, V))) + tile
+        none = gl.full([4, 32], -1, gl.int32, LANES)
+        own = gl.where(places()[2] == 0, none + tile + 1, none), none
+    else:
+        n = gl.load(count)
+        pairs += tile * 16
+        pair = _pairs_of_rows(pairs, TILES, V, CHUNKS)
+        own = _own(pairs, TILES)
     few = 0
     if TILES == 2:
         ninth = gl.load(pairs + 8)
@@ -292,10 +306,11 @@ def gate_up_tiles(
     slab = pid * SLABS
     first = e * 32 + slab
     if half + few == 0:
-        _tile(x, words, scales, hidden, pairs, pair, first, slab, H, TILES, V, SLABS, CHUNKS, STAGES, LATE)
+        _tile(x, words, scales, hidden, own, pair, first, slab, H, TILES, V, SLABS, CHUNKS, STAGES, LATE)
     elif HALVES:
         slab = half * 16 - 16 + pid * 2
         mine = _pairs_of_rows(pairs, 1, 8, 2)
-        _tile(x, words, scales, hidden, pairs, mine, e * 32 + slab, slab, H, 1, 8, 2, 2, 3, LATE)
+        _tile(x, words, scales, hidden, own, mine, e * 32 + slab, slab, H, 1, 8, 2, 2, 3, LATE)
     elif TILES == 2:
-        _tile(x, words, scales, hidden, pairs, of_few, first, slab, H, 1, V, SLABS, CHUNKS, STAGES, LATE)
+        two = own[0], own[1]
+        _tile(x, words, scales, hidden, two, of_few, first, slab, H, 1, V, SLABS, CHUNKS, STAGES, LATE)

@@ -53,18 +53,20 @@ def _route(
     logits += r.to(tl.int64) * row_stride
     e, j = tl.arange(0, EB), tl.arange(0, KB)
     real = tl.load(slot + r) >= 0
-    score = 1.0 / (1.0 + tl.exp(-joined(logits, e, e < E, PARTS, part_stride)))
+    logit = joined(logits, e, e < E, PARTS, part_stride)
+    score = 1.0 / (1.0 + tl.exp(-logit))
     rank = tl.where(e < E, score + tl.load(bias + e, mask=e < E, other=0.0), -1e30)
     # the rank's bits in the order of integers: a warp has one instruction for the largest of 32 of them
     bits = rank.to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    ids = tl.full((KB,), 0, tl.int32)
+    bits = logit.to(tl.int32, bitcast=True)
+    ids, picked = tl.full((KB,), 0, tl.int32), tl.full((KB,), 0, tl.int32)
     for n in tl.static_range(K):
         best = tl.min(tl.where(key == tl.max(key, 0), e, EB), 0)
         ids = tl.where(j == n, best, ids)
+        picked = tl.where(j == n, tl.sum(tl.where(e == best, bits, 0), 0), picked)
         key = tl.where(e == best, LOWEST, key)
-    picked = joined(logits, ids, j < K, PARTS, part_stride)
-    picked = tl.where(j < K, 1.0 / (1.0 + tl.exp(-picked)), 0.0)
+    picked = tl.where(j < K, 1.0 / (1.0 + tl.exp(-picked.to(tl.float32, bitcast=True))), 0.0)
     total = 0.0
     for n in tl.static_range(K):
         total += tl.sum(tl.where(j == n, picked, 0.0), 0)
