@@ -147,7 +147,7 @@ class Bench:
             timed(engine, step)
         alone = [timed(engine, step)[0] for _ in range(a.alone)]
         engine.start(Job(LONG, self.tokens(a.length), Sampling(max_tokens=1, ignore_eos=True), 0).start())
-        if not a.windows:
+        if not a.windows or factor in a.whole:
             found = beside(engine, step)
             return Found(alone, found, sum(found), a.length / len(found))
         found, first, rows = list[float](), 0.0, 0
@@ -191,6 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--length", type=int, default=32768, help="tokens of the long prompt")
     parser.add_argument("--prefill-rows", type=int, default=256, help="HEDGEROW_PREFILL_ROWS")
     parser.add_argument("--windows", type=int, default=0, help="stretches of the prompt; 0: all of it")
+    parser.add_argument("--whole", type=float, nargs="*", default=[], help="factors with which all of it is computed")
     parser.add_argument("--stretch", type=int, default=12)
     parser.add_argument("--warm", type=int, default=40)
     parser.add_argument("--alone", type=int, default=100)
