@@ -25,7 +25,7 @@ from hedgerow.engine.tree import TreeConfig
 SHARE = 0.007  # of the time, that trials may lose
 SAVED = 8.0  # most steps' time that the credit may hold
 FIRST = (8, 0, 4, 16, 0, 8, 2, 0)  # budgets of the first steps with about so many sequences
-ASKED = (8, 0, 4)  # of the very first steps where these can be predicted: what drafts take is not known then
+FEWER = (8, 0, 4, 0)  # where steps can be predicted, if not drafts: what is chosen from is seen once, no trees twice
 PAUSE = 12  # least steps between two trials of which the first won nothing
 SCOUT = 4  # nodes of the one tree that is tried where several sequences decode plainly
 AGAIN, SOON, RARELY = 7, 3, 64  # steps for which a choice stands: one sequence's, several's, and that of no trees
@@ -136,8 +136,8 @@ class Budgets:
         return self._plain and self._pause <= 0 and self._credit >= self._price
 
     def _first(self, sequences: int) -> int | None:
-        """Batches of a new size are tried out before they are reckoned with, unless a cost model speaks for them."""
-        near, opening = (0, ASKED) if self._times.expected else (sequences.bit_length(), FIRST)
+        """Batches of a new size are tried out before they are reckoned with."""
+        near, opening = sequences.bit_length(), FEWER if self._times.expected else FIRST
         begun = self._begun.get(near, 0)
         if begun == len(opening):
             return None
