@@ -195,7 +195,7 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
         max_budget=config.max_budget,
         default_budget=min(config.default_budget, config.max_budget) if read.width else 0,
         auto_budget=min(config.auto_budget, config.max_budget) if read.width else 0,
-        prefill_factor=config.prefill_factor,
+        prefill_factor=config.prefill_factor_used,
     )
     usual = limits.pages_for(model.config.max_position_embeddings)
     here = 1 if config.device == "cuda" else split_of(config).each  # ranks that share a memory, each with all pages

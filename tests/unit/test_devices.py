@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,10 @@ def test_more_than_a_cuda_step_takes_is_refused_at_the_start(field: str, most: i
     config = VerifierServiceConfig(model_path=Path("x"), model_name="m", device="cuda", **limits)
     with pytest.raises(ConfigError, match=rf"HEDGEROW_{field.upper()}.*at most {most} where device is cuda"):
         load(config, Wanted("hidden", ()))
+
+
+@pytest.mark.parametrize(("device", "factor"), [("cpu", 3.0), ("cuda", 1.8)])
+def test_how_much_prompts_may_slow_a_step_down_depends_on_the_device(device: str, factor: float) -> None:
+    config = VerifierServiceConfig(model_path=Path("x"), model_name="m", device=device)
+    assert config.prefill_factor_used == factor
+    assert replace(config, prefill_factor=0.0).prefill_factor_used == 0.0
