@@ -98,6 +98,7 @@ def verifier(tiny: Models, drafter: Child, ports: list[int]) -> Iterator[Child]:
         model_name="counted",
         drafter=address(drafter),
         draft_timeout_ms=20_000,
+        prefill_factor=0,  # a prompt is one chunk, however slow the machine: all sequences of a step then emit
         metrics_address=f"127.0.0.1:{ports[1]}",
     ) as child:
         yield child
