@@ -1,4 +1,7 @@
-"""Path P's attention: chunks of a prompt, causal, over the paged MLA cache. Words and shapes: mla_tree_attention.py.
+"""Chunks of a prompt in one pass, causal, over the paged MLA cache. Words and shapes: mla_tree_attention.py.
+
+No model uses it: a tile's keys are one program's work, so few rows behind many keys take long. Prompts go through
+mla_tree_attention.py, as chains (hedgerow/model/cuda_plan.py); of thousands of rows this is the form to compare with.
 
 A row's bits are a function of its query and of the keys 0 .. p alone: blocks of 64 keys from position 0 on, one pass,
 whatever chunk, batch and pages it comes in. A block that a row does not see leaves its state as it is, to the bit; so
