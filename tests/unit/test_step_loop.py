@@ -54,8 +54,8 @@ def engine(model: FailingModel) -> VerifierEngine:
 
 
 @asynccontextmanager
-async def looping(engine: VerifierEngine, results: list[StepResult]) -> AsyncIterator[StepLoop]:
-    loop = StepLoop(engine, NoDrafter(), results.append)
+async def looping(engine: VerifierEngine, results: list[StepResult], ahead: bool = False) -> AsyncIterator[StepLoop]:
+    loop = StepLoop(engine, NoDrafter(), results.append, ahead)
     task = asyncio.create_task(loop.run())
     try:
         yield loop
@@ -96,11 +96,13 @@ async def test_a_deadline_wakes_a_loop_in_which_everything_is_held(model: Failin
         assert engine.load().tokens == 4
 
 
+@pytest.mark.parametrize(("bound", "ahead"), [("STUCK", False), ("STUCK_ON_DEVICE", True)])
 async def test_a_step_that_hangs_is_trouble(
-    engine: VerifierEngine, model: FailingModel, monkeypatch: pytest.MonkeyPatch
+    engine: VerifierEngine, model: FailingModel, monkeypatch: pytest.MonkeyPatch, bound: str, ahead: bool
 ) -> None:
     """The process that answers health must not say that all is well while its steps do not end."""
-    monkeypatch.setattr("services.verifier.loop.STUCK", 0.2)
+    for name in ("STUCK", "STUCK_ON_DEVICE"):
+        monkeypatch.setattr(f"services.verifier.loop.{name}", 0.2 if name == bound else 1e9)
     gate = threading.Event()
     forward = model.forward
 
@@ -109,7 +111,7 @@ async def test_a_step_that_hangs_is_trouble(
         return forward(rows, cache)
 
     monkeypatch.setattr(model, "forward", slow)
-    async with looping(engine, []) as loop:
+    async with looping(engine, [], ahead) as loop:
         engine.start(start("session", 2))
         loop.wake()
         assert loop.trouble() is None
