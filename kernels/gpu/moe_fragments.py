@@ -27,7 +27,7 @@ _FRAGMENT = """
 _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 
 
-def _fragment(word: str, first: int) -> str:
+def fragment(word: str, first: int) -> str:
     text = _FRAGMENT.replace("%W", word)
     for i in range(4):
         text = text.replace(f"%A{i}", f"a{first + i}")
@@ -40,7 +40,7 @@ def _group_code(tiles: int) -> str:
     word0, word1, scale = (f"${n + i}" for i in range(3))
     b, c, acc = ([f"${n + 3 + part * n + i}" for i in range(n)] for part in range(3))
     text = "{ .reg .b32 a0,a1,a2,a3,a4,a5,a6,a7,t,sl,sh; .reg .f32 " + f"d<{n}>;\n"
-    text += _fragment(word0, 0) + _fragment(word1, 4)
+    text += fragment(word0, 0) + fragment(word1, 4)
     text += f"shl.b32 sl,{scale},16; and.b32 sh,{scale},0xffff0000;\n"
     for i in range(0, n, 4):
         d = f"{{d{i},d{i + 1},d{i + 2},d{i + 3}}}"

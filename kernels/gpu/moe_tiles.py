@@ -1,8 +1,8 @@
 """Which pairs are computed together: the work list of the experts' products, made on the device.
 
 chosen [R, K] int32 (an expert, or -1: none) -> of up to `most` tiles: expert [most] int32, pairs [most, 16] int32
-(row * K + slot in ascending order, or -1), number [1] int32. A tile is up to `capacity` pairs of one expert; experts
-ascend.
+(row * K + slot in ascending order, or -1; 64 places if `capacity` is more than 16), number [1] int32. A tile is up to
+`capacity` pairs of one expert; experts ascend.
 
 halves: an expert with more pairs than `capacity`, which is 4 then, has tiles of 8 instead, each twice in a row: for the
 first half of its output rows (expert + 65536) and for the second (expert + 131072). What a product does with few pairs
@@ -22,8 +22,11 @@ import triton.language as tl
 from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check
 
-TEST_SHAPES = [(1, 8, 2, 1), (5, 16, 4, 2), (33, 24, 8, 8), (70, 24, 8, 4), (600, 40, 8, 16)]  # (R, E, K, capacity)
-WIDTH, HALF = 16, 65536  # places of a tile; what marks a half
+TEST_SHAPES = [  # (R, E, K, capacity)
+    (1, 8, 2, 1), (5, 16, 4, 2), (33, 24, 8, 8), (70, 24, 8, 4), (600, 40, 8, 16), (300, 24, 8, 64),
+]  # fmt: skip
+WIDTH, WIDE = 16, 64  # places of a tile
+HALF = 65536  # what marks a half
 BLOCK = 1024  # pairs that are looked at together
 ONE_WARP = 256  # pairs: up to here a program is one warp, whose sums need no barrier
 
@@ -34,6 +37,11 @@ class Tiles(NamedTuple):
     expert: torch.Tensor
     pairs: torch.Tensor
     number: torch.Tensor
+
+
+def width_of(capacity: int) -> int:
+    """Places of a tile."""
+    return WIDTH if capacity <= WIDTH else WIDE
 
 
 def most_tiles(rows: int, top_k: int, experts: int, capacity: int, halves: bool = False) -> int:
@@ -107,11 +115,12 @@ def expert_tiles(chosen: torch.Tensor, experts: int, capacity: int, tiles: Tiles
     most = most_tiles(rows, top_k, experts, capacity, halves)
     check("chosen", chosen, (rows, top_k), torch.int32)
     check("expert", tiles.expert, (most,), torch.int32)
-    check("pairs", tiles.pairs, (most, WIDTH), torch.int32)
+    width = width_of(capacity)
+    check("pairs", tiles.pairs, (most, width), torch.int32)
     check("number", tiles.number, (1,), torch.int32)
     total = rows * top_k
     _tiles[(experts,)](
         chosen, *tiles, total, E=experts, EB=triton.next_power_of_2(experts + 1), V=capacity, HALVES=halves,
-        WIDTH=WIDTH, HALF=HALF, BLOCK=min(BLOCK, max(32, triton.next_power_of_2(total))),
+        WIDTH=width, HALF=HALF, BLOCK=min(BLOCK, max(32, triton.next_power_of_2(total))),
         num_warps=1 if total <= ONE_WARP else 4, **followed(),
     )  # fmt: skip

@@ -231,13 +231,14 @@ def test_tiles(rows: int, experts: int, top_k: int, capacity: int, halves: bool)
     chosen[rows // 2 :: 7] = -1
     chosen[1::5, 0] = -1
     most = most_tiles(rows, top_k, experts, capacity, halves)
-    tiles = Tiles(*(torch.full(shape, 99, dtype=torch.int32, device=DEVICE) for shape in ((most,), (most, 16), (1,))))
+    shapes = (most,), (most, moe_tiles.width_of(capacity)), (1,)
+    tiles = Tiles(*(torch.full(shape, 99, dtype=torch.int32, device=DEVICE) for shape in shapes))
     expert_tiles(chosen.to(DEVICE), experts, capacity, tiles, halves)
     expected = moe_tiles.reference(chosen, experts, capacity, halves)
     assert int(tiles.number) == len(expected) <= most
     assert tiles.expert.tolist()[: len(expected)] == [expert for expert, _ in expected]
     for line, (_, pairs) in zip(tiles.pairs.tolist(), expected, strict=False):
-        assert line == pairs + [-1] * (16 - len(pairs))
+        assert line == pairs + [-1] * (len(line) - len(pairs))
 
 
 @pytest.mark.parametrize("of", [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16])
