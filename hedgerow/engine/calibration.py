@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import platform
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,7 @@ from kernels.cpu.build import BUILDS
 BATCHES, BUDGETS, KEYS = (1, 4, 16), (0, 4, 16), (60, 1000)
 REPEATS = 3  # of a step, of which the shortest counts: in the others somebody else had the cores
 FILES = 16  # that are kept in a folder; the oldest go
+NOWHERE = Path(os.devnull) / "hedgerow"  # cannot be read or written
 log = logging.getLogger(__name__)
 
 
@@ -65,10 +67,9 @@ def cost_model(
     try:
         subject = _subject(model, device)
         name = f"costs-{hashlib.sha256(subject.encode()).hexdigest()[:24]}.json"
-        folders = [BUILDS, _temporary()] if folder is None else [folder]
-        for place in folders:
-            if (known := _read(place / name, subject)) is not None:
-                return known
+        file = (folder or _folder()) / name
+        if (known := _read(file, subject)) is not None:
+            return known
         steps = measured(model, cache, limits, seconds)
         if len(steps) < len(Load([], [], 0).terms):
             log.info("too few steps in %.1f s for a cost model: %d", seconds, len(steps))
@@ -78,7 +79,7 @@ def cost_model(
             steps, machine=device, law=model.kernel_law, ranks=shards(model), experts=c.n_routed_experts,
             top_k=c.num_experts_per_tok, subject=subject,
         )  # fmt: skip
-        _keep(folders, name, found)
+        _keep(file, found)
         return found
     except Exception:
         log.exception("what steps take could not be measured: it is learned from those that run")
@@ -186,25 +187,27 @@ def _read(file: Path, subject: str) -> CostModel | None:
     return found
 
 
-def _keep(folders: Sequence[Path], name: str, costs: CostModel) -> None:
-    """In the first folder that can be written."""
-    for folder in folders:
-        with suppress(OSError, HedgerowError):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(folder / name, costs.text())
-            for old in sorted(folder.glob("costs-*.json"), key=lambda file: file.stat().st_mtime)[:-FILES]:
-                old.unlink(missing_ok=True)
-            log.info("what steps take: %s", folder / name)
-            return
-    log.info("what steps take is measured again at the next start: no folder for it can be written")
+def _keep(file: Path, costs: CostModel) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(file, costs.text())
+        for old in sorted(file.parent.glob("costs-*.json"), key=lambda each: each.stat().st_mtime)[:-FILES]:
+            old.unlink(missing_ok=True)
+        log.info("what steps take: %s", file)
+    except (OSError, HedgerowError) as error:
+        log.info("what steps take is measured again at the next start: %s", error)
 
 
-def _temporary() -> Path:
-    """This user's alone; one that cannot be written where somebody else has made it."""
+def _folder() -> Path:
+    """Of compiled engines, or else a temporary one; NOWHERE if that is not this user's alone."""
+    with suppress(OSError):
+        BUILDS.mkdir(parents=True, exist_ok=True)
+        if os.access(BUILDS, os.W_OK):
+            return BUILDS
     folder = Path(tempfile.gettempdir()) / f"hedgerow-{os.geteuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or folder.is_symlink():
-            return Path(os.devnull) / "not-ours"
-    return folder
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+            return folder
+    return NOWHERE

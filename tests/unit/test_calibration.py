@@ -99,6 +99,25 @@ def test_no_folder_and_a_model_that_fails_stop_no_start(
     assert "a device that is gone" in caplog.text
 
 
+def test_where_the_builds_cannot_be_written_it_is_a_folder_of_this_user_alone(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(calibration, "BUILDS", tmp_path / "builds")
+    assert calibration._folder() == tmp_path / "builds"
+    monkeypatch.setattr(calibration, "BUILDS", tmp_path / "file" / "below")
+    monkeypatch.setattr(calibration.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = calibration._folder()
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    assert calibration._folder() == calibration.NOWHERE
+    folder.rmdir()
+    folder.symlink_to(tmp_path / "builds")
+    assert calibration._folder() == calibration.NOWHERE
+    assert cost_model(rig.model, rig.model.new_cache(24), LIMITS, PATIENT, "a machine") is not None
+
+
 def test_a_folder_keeps_only_the_newest(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "FILES", 2)
     for device in "abc":
