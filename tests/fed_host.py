@@ -16,7 +16,7 @@ import torch
 
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.fed import FedLine, FedMember
-from hedgerow.model.interface import Draft, Target
+from hedgerow.model.interface import Draft, Target, Verified
 from kernels.tree_accept import WalkRows
 from kernels.tree_build import PlainTree
 
@@ -89,16 +89,18 @@ class HostFed:
     def collect(self, launched: list[FedLine]) -> list[FedLine]:
         return launched
 
-    def compute(self, rows: Sequence[SequenceRows], cache: Any) -> torch.Tensor | None:
+    def compute(self, rows: Sequence[SequenceRows], cache: Any, trees: Sequence[WalkRows] = ()) -> Verified | None:
         """`crowded`: there is no room for them."""
         if self.crowded:
             return None
         self.computes += 1
         if self.fails(-self.computes):
             raise RuntimeError("the card is on fire")
-        return self._target.forward(rows, cache).features.clone()
+        done = self._target.forward(rows, cache)
+        walked = self._target.walk(done.logits, trees) if trees else []
+        return Verified(walked, done.features.clone())
 
-    def computed(self, launched: torch.Tensor) -> torch.Tensor:
+    def computed(self, launched: Verified) -> Verified:
         return launched
 
     def leave(self, ends: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ or whose tree fails the check, is dropped, and so is all that was computed from 
 step that counted are untouched, and the next one goes on from there.
 
 Prompts are computed beside a line: a chunk is launched between two steps, and kept before the next one is. Their
-features go to the drafter meanwhile. Only what draws a prompt's first token waits for all that is under way.
+features go to the drafter meanwhile.
 
 The line ends, and steps are those of `VerifierEngine` with all waiting, while a replay is computed, while a sequence
 changes its logits (logit_bias, min_tokens), where the store is so far behind that a sequence may be held, at the last
@@ -29,22 +29,22 @@ import torch
 from hedgerow.engine import rows
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.drafter import DrafterEngine
-from hedgerow.engine.fed_line import Chunk, Flight, Member, apart_from_prompts, ends, entering, now
+from hedgerow.engine.fed_line import Chunk, Flight, Member, apart_from_prompts, entering, now
 from hedgerow.engine.reads import Reads
-from hedgerow.engine.sampler import RowDraw, edits
+from hedgerow.engine.sampler import RowDraw, edits, walk_rows
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import AttachedSequence, Phase
 from hedgerow.engine.step_times import Load
 from hedgerow.engine.tree import Tree
 from hedgerow.engine.types import DraftAnswer, DraftBatch, DraftTree, DraftWork, EngineLoad, StepResult, TreeNodes
 from hedgerow.engine.verifier import Plan, VerifierEngine
-from hedgerow.model.batch import ForwardOutput, SequenceRows
+from hedgerow.model.batch import SequenceRows
 from hedgerow.model.fed import AHEAD, FedLine, FedSteps
 from hedgerow.model.interface import Context, Target
 
 log = logging.getLogger(__name__)
 NO_FEATURES = torch.empty(0, 0)
-NO_ROWS, NO_LOGITS = SequenceRows(0, (), (), (), ()), torch.empty(0, 0)
+NO_ROWS = SequenceRows(0, (), (), (), ())
 
 
 class Beside(Protocol):
@@ -201,16 +201,17 @@ class FedVerifier(VerifierEngine):
         self._flights.append(Flight(now(self._step_id, works), launched, asked))
 
     def _compute(self, prompts: Sequence[Work], drafter: Beside) -> bool:
-        """Launches prompts' chunks behind the last step; at once and waited for, where one draws its first token.
-        False: they can only be computed without a line."""
+        """Launches prompts' chunks behind the last step. Where logits are changed they are waited for. False: they can
+        only be computed without a line."""
         if not prompts:
             return True
         parts = rows.build(prompts, {}, self.cache.page_size)
-        if any(map(ends, prompts)):
+        drawn = [part.drawn for part in parts if part.drawn is not None]
+        if any(edits(tree.draw) for tree in drawn):
             self._accept(now(self._step_id, prompts), parts, rows.compute(parts, self._model, None, self.cache))
             self._send(prompts, drafter)
             return True
-        launched = self._steps.compute([part.rows for part in parts], self.cache)
+        launched = self._steps.compute([part.rows for part in parts], self.cache, walk_rows(drawn))
         if launched is not None:
             self._chunk = Chunk(parts, launched)
         return launched is not None
@@ -221,16 +222,16 @@ class FedVerifier(VerifierEngine):
         if chunk is None:
             return
         try:
-            features = self._steps.computed(chunk.launched)
+            done = self._steps.computed(chunk.launched)
         except Exception:
             log.exception("a prompt's chunk failed beside steps that feed each other: they wait from now on")
             self._drop()
             self._feed = None
             return
-        parts = [part for part in chunk.parts if not part.work.sequence.finish]
-        works = [part.work for part in parts]
-        self._accept(now(self._step_id, works), parts, ForwardOutput(NO_LOGITS, features))
-        self._send(works, drafter)
+        works = [part.work for part in chunk.parts]
+        if not any(work.sequence.finish for work in works):  # a step that failed has ended all of them
+            self._accept(now(self._step_id, works), list(chunk.parts), done)
+            self._send(works, drafter)
 
     def _send(self, works: Sequence[Work], drafter: Beside) -> None:
         """Gives the drafter the prompts' features."""

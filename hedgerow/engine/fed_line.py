@@ -45,7 +45,7 @@ class Flight:
 
 
 class Chunk(NamedTuple):
-    """Prompts' rows that were launched between two steps. Nothing is drawn of them."""
+    """Prompts' rows that were launched between two steps."""
 
     parts: Sequence[Part]
     launched: Any
@@ -77,9 +77,3 @@ def apart_from_prompts(works: Sequence[Work]) -> tuple[list[Work], list[Work]]:
     """What a line has to be asked about, and the prompts' chunks beside it."""
     chunks = [work for work in works if work.phase is Phase.PREFILLING]
     return [work for work in works if work.phase is not Phase.PREFILLING], chunks
-
-
-def ends(work: Work) -> bool:
-    """Whether a prompt's chunk draws its first token."""
-    sequence = work.sequence
-    return not sequence.output and work.prefix + work.rows == len(sequence.start.prompt)

@@ -28,10 +28,12 @@ from hedgerow.model.cuda_graph import Kept, Recorded, inference, prepare_all
 from hedgerow.model.cuda_plan import MOST_SEQUENCES, SEQUENCES, Step, at_least, bucket, fill, read
 from hedgerow.model.cuda_shapes import shape_of
 from hedgerow.model.cuda_trees import NODES, build
-from hedgerow.model.cuda_walk import read_laws
+from hedgerow.model.cuda_walk import read_laws, read_walks
 from hedgerow.model.fed import AHEAD, HORIZON, FedLine, FedMember
+from hedgerow.model.interface import Verified
 from kernels.gpu.fed_step import Contexts, Places, Rows, follow_on, pack, pick
 from kernels.gpu.follow import one_after_another
+from kernels.tree_accept import WalkRows
 
 
 class Launched(NamedTuple):
@@ -46,6 +48,8 @@ class Prompts(NamedTuple):
     """Chunks that may be under way."""
 
     features: torch.Tensor  # on the host, where they arrive
+    walks: torch.Tensor | None  # as well
+    trees: Sequence[WalkRows]
     mark: torch.cuda.Event | None
 
 
@@ -102,6 +106,7 @@ class CudaFed:
             prepare_all("a fed step", shapes, lambda shape: self._pass(shape).step, self._device)
             drafting = [shape for shape in shapes if shape.nodes]
             prepare_all("what follows fed steps", drafting, lambda shape: self._pass(shape).rest, self._device)
+            self._target._walker.prepare(1)  # of a prompt's first token
 
     @inference
     def enter(self, members: Sequence[FedMember], cache: CudaCache) -> Sequence[int]:
@@ -161,7 +166,7 @@ class CudaFed:
         return lines
 
     @inference
-    def compute(self, rows: Sequence[SequenceRows], cache: CudaCache) -> Prompts | None:
+    def compute(self, rows: Sequence[SequenceRows], cache: CudaCache, trees: Sequence[WalkRows] = ()) -> Prompts | None:
         t = self._target
         asked = t._asked(rows, cache)
         with t._turn:
@@ -171,11 +176,14 @@ class CudaFed:
             step = t._passes[shape]
             fill(step.asked, asked, cache.base)  # what was there has been read: no other chunk is under way
             step.launch()
-            return Prompts(t._features[: asked.rows], self._device.mark())
+            walks = t._walker.launch(t._room.logits[: len(asked.wanted)], trees) if trees else None
+            return Prompts(t._features[: asked.rows], walks, trees, self._device.mark())
 
-    def computed(self, launched: Prompts) -> torch.Tensor:
+    def computed(self, launched: Prompts) -> Verified:
         self._device.reach(launched.mark)
-        return launched.features
+        walks = launched.walks
+        walked = read_walks(walks.numpy(), launched.trees) if walks is not None else []
+        return Verified(walked, launched.features)
 
     @inference
     def leave(self, ends: Sequence[int]) -> None:

@@ -57,10 +57,16 @@ class CudaWalker:
 
     def __call__(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
         """As `kernels.tree_accept.walk_trees`; ValueError also for rows that are not there, and for trees above 64."""
-        counts = [len(tree.parents) for tree in trees]
-        _check(logits, trees, counts, self.vocabulary)
         if not trees:
             return []
+        back = self.launch(logits, trees)
+        self._device.wait()
+        return read_walks(back.numpy(), trees)
+
+    def launch(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> torch.Tensor:
+        """Where the walks arrive on the host, for `read_walks` once the device is there; before the next call."""
+        counts = [len(tree.parents) for tree in trees]
+        _check(logits, trees, counts, self.vocabulary)
         rows, starts = sum(counts), [0, *accumulate(counts)]
         size = Bucket(bucket(rows), at_least(len(trees), SEQUENCES))
         if size.rows > len(self._logits):
@@ -73,8 +79,11 @@ class CudaWalker:
         p = self._passes[size]
         self._fill(p, trees, starts)
         p.launch()
-        self._device.wait()
-        return read_walks(p.back.numpy(), trees)
+        return p.back
+
+    def prepare(self, trees: int) -> None:
+        """Compiles and records the pass over as many trees of a row."""
+        self._passes[Bucket(bucket(trees), at_least(trees, SEQUENCES))].launch.prepare()
 
     def _fill(self, p: Pass, trees: Sequence[WalkRows], starts: Sequence[int]) -> None:
         rows, n = starts[-1], len(trees)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import torch
-
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.interface import Context, Draft, Target
+from hedgerow.model.interface import Context, Draft, Target, Verified
 from kernels.sample import Law
+from kernels.tree_accept import WalkRows
 
 
 class FedMember(NamedTuple):
@@ -86,13 +85,14 @@ class FedSteps(Protocol):
         """Waits for a step. A line for each member."""
         ...
 
-    def compute(self, rows: Sequence[SequenceRows], cache: Any) -> Any | None:
-        """Launches chunks of prompts, of which nothing is drawn, behind the last step: for `computed`, before there are
-        others. None where they need more room than there is. InvalidRequest as the target's `forward`."""
+    def compute(self, rows: Sequence[SequenceRows], cache: Any, trees: Sequence[WalkRows] = ()) -> Any | None:
+        """Launches chunks of prompts behind the last step: for `computed`, before there are others. `trees`: of a row
+        each, those that have logits. None where more room is needed than there is. InvalidRequest as `forward`."""
         ...
 
-    def computed(self, launched: Any) -> torch.Tensor:
-        """Waits for them, and not for steps behind them. Their features, on the host, until the next are launched."""
+    def computed(self, launched: Any) -> Verified:
+        """Waits for them, and not for steps behind them. The features are on the host until the next are launched.
+        ValueError as `walk`."""
         ...
 
     def leave(self, ends: Sequence[int]) -> None:

@@ -113,16 +113,17 @@ def test_sequences_join_and_leave(rig: Rig) -> None:
     assert max(fed.feed.members) > 1
 
 
-@pytest.mark.parametrize("trouble", ["none", "no room", "a fault", "a cancelled one"])
+@pytest.mark.parametrize("trouble", ["none", "no room", "a fault", "a cancelled one", "logits of its own"])
 def test_prompts_are_computed_beside_a_line(rig: Rig, trouble: str) -> None:
-    given = [*jobs(3, 7, tokens=60), *(Job(f"l{n}", prompt(200, n), SHORT, 7, arrives=4 + n) for n in range(2))]
+    late = replace(SHORT, min_tokens=4) if trouble == "logits of its own" else SHORT
+    given = [*jobs(3, 7, tokens=60), *(Job(f"l{n}", prompt(200, n), late, 7, arrives=4 + n) for n in range(2))]
     fed, lines, plain = Fed(rig, prefill_rows=16), list[int](), rig.plain_all(given)
     fed.feed.fails = lambda n: trouble == "a fault" and n == -5
     fed.feed.crowded = trouble == "no room"
 
     def between(engine: VerifierEngine, steps: int, done: Run) -> None:
-        late = engine.sequence("l0")
-        if late is not None and late.phase is Phase.PREFILLING:
+        first = engine.sequence("l0")
+        if first is not None and first.phase is Phase.PREFILLING:
             lines.append(fed.feed.lines)
         if trouble == "a cancelled one" and fed.feed.computes == 6:
             engine.cancel("l0", 1, 1)
