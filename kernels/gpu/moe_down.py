@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.gpu.moe_chain import all_warps, chain, taken
 from kernels.gpu.moe_fragments import (
     FLAT,
     LANES,
@@ -21,6 +22,7 @@ from kernels.gpu.moe_fragments import (
     copy_async,
     every_warp,
     group,
+    minus_24,
     minus_24_of_warp,
     of_group,
     offset,
@@ -256,12 +258,6 @@ def _over_t(a):
 
 
 @gluon.jit
-def _slot_group(w, s, b, cc, acc, second: gl.constexpr, k: gl.constexpr):
-    o: gl.constexpr = second * 16 + 2 * k
-    return group(w[o], w[o + 1], s[second * 8 + k], of_group(b, k), of_group(cc, k), acc, 1)
-
-
-@gluon.jit
 def _rounded(y):
     return y.to(gl.bfloat16).to(gl.float32)
 
@@ -321,7 +317,7 @@ def down_rows(
     if BASE:
         first = gl.load(base + at, mask=mine, other=0.0).to(gl.float32)
     b = _hidden(hidden, pair, 1)
-    cc = _offsets(b, minus_24_of_warp(slab >> 24), 1)
+    x, k24 = all_warps(b, 0, 32), minus_24(slab >> 24)
     async_copy.wait_group(0)
     gl.thread_barrier()
     w = gl.permute(gl.reshape(ws.load(ROW_WORDS), (4, 2, 4, 32, 4)), (0, 3, 1, 2, 4))
@@ -330,11 +326,8 @@ def down_rows(
     s = gl.permute(gl.reshape(ss.load(ROW_SCALES), (4, 2, 4, 8, 2)), (0, 3, 1, 2, 4))
     s = gl.convert_layout(gl.reshape(s, (4, 8, 16)), gl.SliceLayout(2, BY_G), assert_trivial=True)
     s = apart(gl.reshape(gl.expand_dims(s, 2).broadcast_to((4, 8, 4, 16)), (4, 32, 16)), 16)
-    y = zeros(4)
-    z = zeros(4)
-    for k in gl.static_range(8):
-        y = _slot_group(w, s, b, cc, y, 0, k)
-        z = _slot_group(w, s, b, cc, z, 1, k)
+    y = chain(taken(w, 0, 16), taken(s, 0, 8), x, k24, zeros(4), 0, 1)
+    z = chain(taken(w, 16, 16), taken(s, 8, 8), x, k24, zeros(4), 0, 1)
     none = gl.zeros([4, 32], gl.float32, LANES)
     low = times(_rounded(y[0]), wa) + times(_rounded(z[1]), wb)
     high = times(_rounded(y[2]), wa) + times(_rounded(z[3]), wb)

@@ -24,7 +24,7 @@ _FRAGMENT = """
   lop3.b32 %A2,t,0x00780078,0x41804180,0xea; shf.r.wrap.b32 t,%W,%W,12;
   lop3.b32 %A3,t,0x00780078,0x41804180,0xea;
 """
-_MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 
 
 def fragment(word: str, first: int) -> str:
@@ -44,8 +44,8 @@ def _group_code(tiles: int) -> str:
     text += f"shl.b32 sl,{scale},16; and.b32 sh,{scale},0xffff0000;\n"
     for i in range(0, n, 4):
         d = f"{{d{i},d{i + 1},d{i + 2},d{i + 3}}}"
-        text += _MMA + f"{d},{{a0,a1,a2,a3}},{{{b[i]},{b[i + 1]}}},{{{','.join(c[i : i + 4])}}};\n"
-        text += _MMA + f"{d},{{a4,a5,a6,a7}},{{{b[i + 2]},{b[i + 3]}}},{d};\n"
+        text += MMA + f"{d},{{a0,a1,a2,a3}},{{{b[i]},{b[i + 1]}}},{{{','.join(c[i : i + 4])}}};\n"
+        text += MMA + f"{d},{{a4,a5,a6,a7}},{{{b[i + 2]},{b[i + 3]}}},{d};\n"
         for j in range(i, i + 4):
             text += f"fma.rn.f32 ${j},d{j},{'sl' if j < i + 2 else 'sh'},{acc[j]};\n"
     return text + "}"
@@ -59,8 +59,8 @@ def _group_operands(tiles: int) -> str:
 GROUP_1, OPERANDS_1 = gl.constexpr(_group_code(1)), gl.constexpr(_group_operands(1))
 GROUP_2, OPERANDS_2 = gl.constexpr(_group_code(2)), gl.constexpr(_group_operands(2))
 OFFSET = gl.constexpr(
-    "{ .reg .f32 z; mov.f32 z,0f00000000;\n" + _MMA + "{$0,$1,$2,$3},{$8,$8,$8,$8},{$4,$5},{z,z,z,z};\n"
-    + _MMA + "{$0,$1,$2,$3},{$8,$8,$8,$8},{$6,$7},{$0,$1,$2,$3}; }"
+    "{ .reg .f32 z; mov.f32 z,0f00000000;\n" + MMA + "{$0,$1,$2,$3},{$8,$8,$8,$8},{$4,$5},{z,z,z,z};\n"
+    + MMA + "{$0,$1,$2,$3},{$8,$8,$8,$8},{$6,$7},{$0,$1,$2,$3}; }"
 )  # fmt: skip
 
 

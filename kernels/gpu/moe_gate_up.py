@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.gpu.moe_chain import chain
 from kernels.gpu.moe_fragments import FLAT, LANES, apart, copy_async, group, minus_24, offset, part, places, zeros
 
 
@@ -224,9 +225,14 @@ def _tile(
             xv = gl.reshape(xs.index(st).load(XL), (CHUNKS, 4, 2, TILES, 8, 4, 4))
             xv = gl.permute(xv, (1, 4, 5, 0, 2, 3, 6))
         xv = apart(gl.reshape(xv, (4, 32, CHUNKS * TILES * 8)), CHUNKS * TILES * 8)
-        for c in gl.static_range(CHUNKS):
-            for h in gl.static_range(2):
-                acc = _groups(w, s, xv, k24, acc, c, h, SLABS, TILES)
+        if TILES == 1 and (SLABS == 1 or SLABS == 4):
+            gl.static_assert(SLABS * CHUNKS % 4 == 0)
+            for i in gl.static_range(SLABS * CHUNKS // 4):
+                acc = chain(w, s, xv, k24, acc, i, SLABS)
+        else:
+            for c in gl.static_range(CHUNKS):
+                for h in gl.static_range(2):
+                    acc = _groups(w, s, xv, k24, acc, c, h, SLABS, TILES)
         into = st
         st = gl.where(st == STAGES - 1, 0, st + 1)
     async_copy.wait_group(0)
