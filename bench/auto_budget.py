@@ -5,8 +5,9 @@
     python -m bench.auto_budget --engine torch --streams 1 8
 
 One stack; in every round each budget has a turn, and so has a request that names none, which HEDGEROW_AUTO_BUDGET
-decides. Rates are tokens over seconds between first and last chunk, of all streams together; medians over rounds, and
-of each round's ratios, as a busy machine changes from minute to minute. `cpu` is tokens over the CPU seconds of all
+decides. Rates are tokens over seconds while all streams run, from when the last one begins to when the first one ends:
+behind that a batch of the same budget is another one, and the smaller the more its streams differ. Medians over rounds,
+and of each round's ratios, as a busy machine changes from minute to minute. `cpu` is tokens over the CPU seconds of all
 processes of the stack, which say more than the clock where others want the cores. Tokens are compared in every round.
 Results go to bench/results/auto-budget[-useless][-torch].json with machine.
 """
@@ -43,7 +44,8 @@ class Turn(NamedTuple):
     """Some streams of one budget, all at once."""
 
     tokens: int  # after the first chunks
-    seconds: float
+    seconds: float  # from the first chunk to the last
+    rate: float  # tokens a second while all run
     cpu: float
     texts: tuple[tuple[int, ...], ...]
     budgets: Counter[int]
@@ -62,27 +64,38 @@ def shuffled(drafter: Path, into: Path) -> Path:
     return into
 
 
-async def stream(client: AsyncClient, prompt: str, options: Options) -> tuple[list[int], float, float, int, list[int]]:
-    """Tokens, the times of the first and the last chunk, tokens after the first, and each later step's budget."""
-    tokens, first, last, later, budgets = list[int](), 0.0, 0.0, 0, list[int]()
+class Stream(NamedTuple):
+    """One stream's tokens, its chunks (when, how many tokens), and each later step's budget."""
+
+    tokens: list[int]
+    chunks: list[tuple[float, int]]
+    budgets: list[int]
+
+
+async def stream(client: AsyncClient, prompt: str, options: Options) -> Stream:
+    one = Stream([], [], [])
     async for chunk in client.generate(prompt, **options):
-        last = time.perf_counter()
-        if first:
-            later += len(chunk.tokens)
-            budgets += [step.budget for step in chunk.steps]
-        else:
-            first = last
-        tokens += chunk.tokens
-    return tokens, first, last, later, budgets
+        if one.chunks:
+            one.budgets.extend(step.budget for step in chunk.steps)
+        one.chunks.append((time.perf_counter(), len(chunk.tokens)))
+        one.tokens.extend(chunk.tokens)
+    return one
+
+
+def rate(streams: Sequence[Stream]) -> float:
+    """Tokens a second of all streams while all run."""
+    begin, end = max(one.chunks[0][0] for one in streams), min(one.chunks[-1][0] for one in streams)
+    tokens = sum(count for one in streams for when, count in one.chunks if begin < when <= end)
+    return tokens / (end - begin) if end > begin else 0.0
 
 
 async def turn(client: AsyncClient, stack: Stack, prompts: Sequence[str], options: Options) -> Turn:
     before = sum(cpu(stack))
     done = await asyncio.gather(*(stream(client, prompt, options) for prompt in prompts))
-    first, last = min(one[1] for one in done), max(one[2] for one in done)
+    seconds = max(one.chunks[-1][0] for one in done) - min(one.chunks[0][0] for one in done)
     return Turn(
-        sum(one[3] for one in done), last - first, sum(cpu(stack)) - before, tuple(tuple(one[0]) for one in done),
-        Counter(budget for one in done for budget in one[4]),
+        sum(len(one.tokens) - one.chunks[0][1] for one in done), seconds, rate(done), sum(cpu(stack)) - before,
+        tuple(tuple(one.tokens) for one in done), Counter(budget for one in done for budget in one.budgets),
     )  # fmt: skip
 
 
@@ -108,10 +121,10 @@ async def rounds(client: AsyncClient, stack: Stack, prompts: Sequence[str], args
 
 def line(turns: Mapping[int | None, Sequence[Turn]]) -> dict[str, Any]:
     """Rates by budget, and what the chosen ones are worth against plain decoding and the best fixed one."""
-    clock = {budget: [one.tokens / one.seconds for one in some] for budget, some in turns.items()}
+    clock = {budget: [one.rate for one in some] for budget, some in turns.items()}
     cpu = {budget: sum(one.tokens for one in some) / sum(one.cpu for one in some) for budget, some in turns.items()}
-    rate = {budget: statistics.median(some) for budget, some in clock.items()}
-    best = max((budget for budget in rate if budget is not AUTO), key=lambda budget: rate[budget])
+    usual = {budget: statistics.median(some) for budget, some in clock.items()}
+    best = max((budget for budget in usual if budget is not AUTO), key=lambda budget: usual[budget])
     best_cpu = max(value for budget, value in cpu.items() if budget is not AUTO)
     same = all(len({one.texts for one in some}) == 1 for some in zip(*turns.values(), strict=True))
 
@@ -120,7 +133,7 @@ def line(turns: Mapping[int | None, Sequence[Turn]]) -> dict[str, Any]:
         return round(statistics.median(mine / other for mine, other in pairs), 3)
 
     return {
-        "tokens_per_second": {str(budget): round(value) for budget, value in rate.items()},
+        "tokens_per_second": {str(budget): round(value) for budget, value in usual.items()},
         "best_fixed": best,
         "auto_to_best": against(best),
         "auto_to_plain": against(0),
