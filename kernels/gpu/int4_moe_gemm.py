@@ -61,10 +61,10 @@ def plan(rows: int) -> Plan:
     down = {"TILES": 1, "OWN": 14, "TOGETHER": 2, "STAGES": 3}
     if rows <= 12:
         return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 4, "CHUNKS": 2, "STAGES": 2}, down)
-    narrow = {"TILES": 1, "OWN": 7, "TOGETHER": 1, "STAGES": 4}
     if rows <= 24:
-        return Plan(4, True, {"TILES": 1, "V": 4, "SLABS": 4, "CHUNKS": 1, "STAGES": 5}, narrow)
+        return Plan(4, True, {"TILES": 1, "V": 4, "SLABS": 4, "CHUNKS": 1, "STAGES": 5}, down)
     if rows < 48:
+        narrow = {"TILES": 1, "OWN": 7, "TOGETHER": 1, "STAGES": 4}
         return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 4, "CHUNKS": 1, "STAGES": 4}, narrow)
     if rows <= 64:
         return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 4, "CHUNKS": 1, "STAGES": 4}, down)
