@@ -163,11 +163,13 @@ def stack_config(args: argparse.Namespace, root: Path) -> StackConfig:
 
 def _hosted(args: argparse.Namespace, kind: str, verifier: Mapping[str, str]) -> bool:
     """Whether the drafter is computed in the verifier's process: as asked, else where steps then feed each other."""
+    own = [text for text in args.set if text.startswith("drafter.")]
+    if args.drafter_in_process and own:
+        raise InvalidRequest("--set", own[0], "a setting of the verifier's, whose process has the drafter")
     if args.drafter_in_process is not None:
         return bool(args.drafter_in_process)
     alone = args.verifiers == 1 and verifier.get("TENSOR_PARALLEL", "1") == "1"
     takes = kind == "dflash" and verifier.get("FEATURES", "auto") in ("auto", "hidden")
-    own = any(text.startswith("drafter.") for text in args.set)  # settings of a process
     return verifier.get("DEVICE") == "cuda" and alone and takes and not own
 
 

@@ -90,6 +90,8 @@ def test_on_one_gpu_the_drafter_is_in_the_verifiers_process(checkout: Path) -> N
         assert not config(checkout, "--device", "cuda", *other).hosted, other
     assert config(checkout, "--device", "cuda", "--verifiers", "2", "--drafter-in-process").hosted
     assert not config(checkout, "--device", "cpu").hosted
+    with pytest.raises(InvalidRequest, match=r"--set: 'drafter.trees=marginal' is not allowed: a setting of the verif"):
+        config(checkout, "--drafter-in-process", "--set", "drafter.trees=marginal")
 
 
 def test_a_negative_budget_is_refused(checkout: Path) -> None:
