@@ -5,7 +5,7 @@ and tree), and with the best ones that were found for it (`kernel best`). FlashM
 is causal: it has no tree, so it does less; `peer FlashMLA + tail` is the same for the prefix alone, and then the tree's
 rows and the merge (bench/peer_tree.py). Its scheduling call, once a step, is outside. `portable`: the form for cards
 without Hopper's matrix unit, where it can be compared. `without the law`: our own loops free of what equal bits ask
-(bench/fast_tree.py).
+(bench/fast_tree.py). `kernel in Gluon`: tiles of 64 lines where those in CUDA C++ cannot be built.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from bench.peer_tree import tail_merge
 from bench.tree_baseline import per_head
 from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_reference import prefill_attention_reference, tree_attention_reference
-from kernels.gpu.mla_tree_attention import Plan, Workspace, mla_tree_attention, split_width
+from kernels.gpu.mla_tree_attention import Plan, Workspace, mla_tree_attention, plan, split_width
 
 HEADS, LATENT, ROPE = 8, 512, 64
 WIDTH = LATENT + ROPE
 POOL = 65536  # pages: 4.8 GB, of which every call reads others
+PROCESSORS = 132
 ROOM = 1024  # tokens that a session may still grow by
 # (B, L, T): the bar, in us for one session and as a ratio to the floor for eight; the best width and form found
 NARROW, WIDE, WHOLE = Plan(16, 2, 132, 64), Plan(64, 2, 132, 64), Plan(64, 2, 132, 512)
@@ -258,6 +259,9 @@ def cells() -> Iterator[Cell]:
         yield tree_cell(batch, length, rows, fixed, None, f"kernel S={fixed}", bar)
         if width != fixed or form is not None:
             yield tree_cell(batch, length, rows, width, form, f"kernel best S={width}", bar)
+        served = plan(batch * rows, HEADS, batch, LATENT, -(-(length + rows) // 64), PROCESSORS)
+        if served.lines == 64:
+            yield tree_cell(batch, length, rows, fixed, served._replace(gluon=True), "kernel in Gluon")
         if (batch, length, rows) in PORTABLE:
             yield tree_cell(batch, length, rows, fixed, Plan(16, 0, 264, 64 if batch == 1 else LATENT), "portable")
         yield fast_cell(batch, length, rows)

@@ -28,6 +28,7 @@ from kernels.gpu.mla_portable import LINES, WARPS, prefix_portable
 from kernels.gpu.mla_prefix_narrow import prefix_narrow
 from kernels.gpu.mla_prefix_wide import prefix_wide
 from kernels.gpu.mla_reference import PAGE, tree_attention_reference
+from kernels.gpu.mla_wide_cuda import prefix_wide_cuda
 
 MOST_ROWS = 64  # of one sequence: bits of an ancestor mask
 MOST_SPLITS = 64
@@ -65,6 +66,7 @@ class Plan(NamedTuple):
     stages: int  # pages under way at a time, of the narrow form; 0: the portable form
     programs: int  # of the prefix kernel, at most
     columns: int  # of a merging program: 64 or C
+    gluon: bool = False  # the wide form's twin in Gluon, where that in CUDA C++ is there too
 
 
 def plan(rows: int, heads: int, batch: int, latent: int, pages: int, processors: int, wgmma: bool = True) -> Plan:
@@ -138,8 +140,10 @@ def launch(
     if form.stages == 0:
         prefix_portable[grid](q, cache, *about, *states, *sizes, **fixed, num_warps=WARPS, launch_pdl=True)
     elif form.lines == 64:
-        boxes = descriptors(q, cache, latent, form.lines)
-        prefix_wide[grid](*boxes, *about, *states, *sizes, **fixed, num_warps=8, launch_pdl=True)
+        given = (*about, *states)
+        if form.gluon or not prefix_wide_cuda(q, cache, given, latent, form.programs, workspace.splits):
+            boxes = descriptors(q, cache, latent, form.lines)
+            prefix_wide[grid](*boxes, *given, *sizes, **fixed, num_warps=8, launch_pdl=True)
     else:
         boxes = descriptors(q, cache, latent, form.lines)
         cut = {"BM": form.lines, "STAGES": form.stages}

@@ -11,7 +11,8 @@ from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_tree_attention import Plan, Workspace, mla_tree_attention
 
 NARROW, NARROW_2, WIDE = Plan(16, 1, 264, 64), Plan(16, 2, 132, 64), Plan(64, 2, 132, 64)
-FORMS = [NARROW, NARROW_2, WIDE, Plan(16, 0, 132, 64)]  # the last: without Hopper's matrix unit
+PORTABLE = Plan(16, 0, 132, 64)  # without Hopper's matrix unit
+FORMS = [NARROW, NARROW_2, WIDE, PORTABLE, WIDE._replace(gluon=True)]
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def test_a_byte_beside_is_seen(at: int) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="Gluon is not interpreted")
 @pytest.mark.parametrize(("latent", "rope"), [(512, 64), (128, 32)])
-@pytest.mark.parametrize("form", range(4), ids=["narrow", "two_pages", "wide", "portable"])
+@pytest.mark.parametrize("form", range(5), ids=["narrow", "two_pages", "wide", "portable", "gluon"])
 def test_attention_writes_nothing_beside(form: int, latent: int, rope: int) -> None:
     """Both cuts of the merge; in the second case one sequence has more splits than the workspace."""
     from tests.gpu import attention_cases as cases

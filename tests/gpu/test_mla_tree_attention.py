@@ -13,7 +13,7 @@ from tests.gpu.attention_cases import FORMS, NARROW, WIDE, Batch, attend, batch,
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-NAMES = [f"{form.lines}x{form.stages}" for form in FORMS]
+NAMES = [f"{form.lines}x{form.stages}{' gluon' * form.gluon}" for form in FORMS]
 # prefixes, rows: the ugly ones first
 SHAPES = [
     ([0], [1]),

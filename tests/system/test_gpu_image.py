@@ -123,6 +123,7 @@ def test_a_container_is_closed_and_healthy(contained: Contained, podman: Podman,
     assert podman.run("exec", container, "python3", "-c", LAUNCHER).startswith("/tmp/triton/")
     found = podman.run("exec", container, "python3", "-c", "from kernels.cpu.build import build; print(build())")
     assert "/app/.hedgerow/engine/prebuilt-" in found
+    assert "mla_prefix_wide-" in podman.run("exec", container, "ls", "/app/.hedgerow/cuda")
 
 
 def test_a_device_that_is_not_there_is_named(podman: Podman, image: str) -> None:
