@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+SAME = {"linear_held": "_linear"}  # forms of one op
 NORM = "_add_rmsnorm"  # one before attention, one before the experts, one at the end
 # What the launches of one name are, in their order within a segment.
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -75,6 +76,7 @@ def classified(events: Sequence[Event], layers: int) -> Profile:
     done, late = events[0].start if events else 0.0, 0.0
     for event in events:
         name = short(event.name)
+        name = SAME.get(name, name)
         if NORM in name:
             norms += 1
             segment = "end" if norms > 2 * layers else "attention" if norms % 2 else "experts"

@@ -10,7 +10,8 @@ import torch
 
 from kernels.gpu.absorb import absorb
 from kernels.gpu.add_rmsnorm import add_rmsnorm
-from kernels.gpu.linear import CUTS, apart, cut_of, multiply
+from kernels.gpu.linear import CUTS, apart, cut_of, multiply, parts_of
+from kernels.gpu.linear_held import HELD, MOST, multiply_held
 from kernels.gpu.rope import mla_inputs
 from kernels.gpu.router import route
 from kernels.gpu.silu_mul import silu_mul
@@ -22,7 +23,8 @@ HEADS = {(512, 128): 8, (128, 512): 8}
 def built(run: Callable[[], object], what: str, capability: int) -> Compiled:
     """As it is served: behind the kernel before it."""
     (launch,) = launches(run)
-    launch.arguments["PDL"] = True
+    if "PDL" in launch.function.arg_names:
+        launch.arguments["PDL"] = True
     launch.options["launch_pdl"] = True
     got = build(launch, capability)
     assert got.spilled == 0, f"{what}: {got}"
@@ -36,8 +38,20 @@ def product(rows: int, n: int, k: int, capability: int) -> None:
     heads = HEADS.get((n, k), 1)
     x, w = torch.empty(rows, heads, k, dtype=torch.bfloat16), torch.empty(heads, n, k, dtype=torch.bfloat16)
     out, cut = torch.empty(apart(rows, n, k), rows, heads, n), cut_of(rows, n, k, SHARED[capability] - 4096)
-    got = built(lambda: multiply(x, w, out, None, 1.0, cut), f"{n}x{k}, {rows} rows", capability)
+    got = built(lambda: multiply(x, w, out, cut=cut), f"{n}x{k}, {rows} rows", capability)
     assert got.instructions["HMMA"] or got.instructions["HGMMA"], f"{n}x{k}: {got}"
+
+
+def held(n: int, k: int, capability: int) -> None:
+    """Where the card's programs have the memory, its weights are on their way before the wait."""
+    heads, how = HEADS.get((n, k), 1), HELD[n, k]
+    if how.shared(k // parts_of(n, k)) > SHARED[capability] - 4096:
+        print(f"{n}x{k}: not held")
+        return
+    x, w = torch.empty(MOST, heads, k, dtype=torch.bfloat16), torch.empty(heads, n, k, dtype=torch.bfloat16)
+    out = torch.empty(parts_of(n, k), MOST, heads, n)
+    got = built(lambda: multiply_held(x, w, out, 1.0, how, True), f"{n}x{k}, held", capability)
+    assert got.instructions["HMMA"] == k // parts_of(n, k) // 16, f"{n}x{k}: {got}"
 
 
 def between(rows: int, capability: int) -> int:
@@ -74,4 +88,6 @@ if __name__ == "__main__":
         for n, k in CUTS:
             product(rows, n, k, capability)
         others += between(rows, capability)
+    for n, k in HELD:
+        held(n, k, capability)
     print(f"{2 * len(CUTS)} products, {others} others")

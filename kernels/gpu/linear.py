@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.follow import fetch_ahead, follow, followed
+from kernels.gpu.linear_held import held_for, multiply_held, whole_lines
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [  # (R, H, N, K)
@@ -170,10 +171,12 @@ def linear(
     rows: torch.Tensor | None = None,
     tile: int | None = None,
     scale: float = 1.0,
+    eager: bool = False,
 ) -> torch.Tensor:
     """Fills out [R, N] from x [R', K] and w [N, K], or out [R, H, N] from x [R', H, K] and w [H, N, K].
 
-    x and out may be parts of wider rows; `rows` int32 [R] picks x's. `tile` forces a tile of rows, for tests.
+    x and out may be parts of wider rows; `rows` int32 [R] picks x's. `tile` forces a tile of rows, for tests. `eager`:
+    the next launch may begin before this one's turn (linear_held.py says what it must not do).
     ValueError names what does not fit.
     """
     given = out
@@ -192,20 +195,19 @@ def linear(
         raise ValueError(f"x has {x.shape[0]} rows, out has {count}")
     if rows is not None:
         check("rows", rows, (count,), torch.int32)
-    cut = cut_for(x.device, count, n, k)
-    cut, parts = cut if tile is None else cut._replace(bm=tile), apart(count, n, k)
+    parts = apart(count, n, k)
     if parts == 1:
-        multiply(x, w, out.unsqueeze(0), rows, scale, cut)
+        multiply(x, w, out.unsqueeze(0), rows, scale, tile, eager=eager)
         return given
     made = torch.empty(parts, count, 1, n, device=out.device)
-    multiply(x, w, made, rows, 1.0, cut)
+    multiply(x, w, made, rows, 1.0, tile)
     _add_parts[(triton.cdiv(n, 512), count)](
         made, out, count * n, out.stride(0), scale, N=n, PARTS=parts, BLOCK=512, num_warps=4, **followed()
     )
     return given
 
 
-def linear_parts(x: torch.Tensor, w: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
+def linear_parts(x: torch.Tensor, w: torch.Tensor, room: torch.Tensor, eager: bool = False) -> torch.Tensor:
     """The product of x [R, K] and w [N, K] in parts [P, R, N] float32, in the memory of `room`; `joined` adds them.
 
     Their sum has the bits of `linear`. ValueError where `room` is too small.
@@ -217,7 +219,7 @@ def linear_parts(x: torch.Tensor, w: torch.Tensor, room: torch.Tensor) -> torch.
     check("x", x, (rows, k))
     check("w", w, (n, k), x.dtype)
     out = room.view(-1)[: parts * rows * n].view(parts, rows, n)
-    multiply(x.unsqueeze(1), w.unsqueeze(0), out.unsqueeze(2), None, 1.0, cut_for(x.device, rows, n, k))
+    multiply(x.unsqueeze(1), w.unsqueeze(0), out.unsqueeze(2), eager=eager)
     return out
 
 
@@ -227,14 +229,27 @@ def room_of_parts(rows: int, n: int, k: int) -> int:
 
 
 def multiply(
-    x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, rows: torch.Tensor | None, scale: float, cut: Cut
+    x: torch.Tensor,
+    w: torch.Tensor,
+    out: torch.Tensor,
+    rows: torch.Tensor | None = None,
+    scale: float = 1.0,
+    tile: int | None = None,
+    cut: Cut | None = None,
+    eager: bool = False,
 ) -> None:
-    """x [R', H, K], w [H, N, K] -> out [P, R, H, N], P all parts of K or one."""
+    """x [R', H, K], w [H, N, K] -> out [P, R, H, N], P all parts of K or one; as `cut`, or as the table says."""
     (heads, n, k), (spread, count) = w.shape, out.shape[:2]
-    grid = (triton.cdiv(n, cut.bn), triton.cdiv(count, cut.bm), heads * spread)
-    _linear[grid](
+    if cut is None and tile is None and rows is None and whole_lines(x) and whole_lines(w):
+        held = held_for(x.device, count, n, k // spread, k, _shared_memory(x.device))
+        if held:
+            multiply_held(x, w, out, scale, held, eager)
+            return
+    cut = cut or cut_for(x.device, count, n, k)
+    bm = tile or cut.bm
+    _linear[(triton.cdiv(n, cut.bn), triton.cdiv(count, bm), heads * spread)](
         x, x if rows is None else rows, w, out, count, n, k,
         x.stride(0), x.stride(1), out.stride(1), out.stride(2), out.stride(0), scale,
         GATHER=rows is not None, PARTS=parts_of(n, k), APART=spread > 1, AHEAD=cut.ahead,
-        BM=cut.bm, BN=cut.bn, BK=cut.bk, num_warps=cut.warps, num_stages=cut.stages, **followed(),
+        BM=bm, BN=cut.bn, BK=cut.bk, num_warps=cut.warps, num_stages=cut.stages, **followed(),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from kernels.gpu import (
     draft_block,
     int4_moe,
     linear,
+    linear_held,
     rope,
     router,
     row_attention,
@@ -107,6 +108,18 @@ def test_add_rmsnorm_begins_with_the_embedding() -> None:
     add_rmsnorm.add_rmsnorm(x, rand(96), out, 1e-5, tokens=tokens, table=table)
     assert torch.equal(x, table[tokens.long()].float())
     close(out, add_rmsnorm.reference(x, rand(96), 1e-5, None, None)[1])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="of a card's shared memory")
+@pytest.mark.parametrize(("n", "k"), linear_held.HELD)
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_weights_that_wait_in_shared_memory_give_the_same_bits(n: int, k: int, rows: int) -> None:
+    heads, parts = 8 if max(n, k) == 512 else 1, linear.apart(rows, n, k)
+    x, w = rand(rows, heads, k), rand(heads, n, k)
+    held, plain = (poison(parts, rows, heads, n, dtype=torch.float32) for _ in range(2))
+    linear_held.multiply_held(x, w, held, 0.5, linear_held.HELD[n, k], eager=True)
+    linear.multiply(x, w, plain, scale=0.5, cut=linear.cut_of(rows, n, k, 200_000))
+    same(held, plain, "held weights have other bits")
 
 
 @pytest.mark.parametrize("rows", [1, 65] if INTERPRETED else [1, 5, 16, 64, 65, 130, 300])
