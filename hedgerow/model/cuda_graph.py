@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
@@ -68,6 +69,8 @@ class Device:
     def __init__(self, place: torch.device) -> None:
         self.place, self.real = place, place.type == "cuda"
         self._stream = torch.cuda.current_stream(place) if self.real else None
+        self._side = torch.cuda.Stream(place) if self.real else None
+        self._apart = False  # something is under way in it
         self.busy = False  # something was launched that was not waited for
         self.waited = 0.0  # seconds in all
 
@@ -81,6 +84,24 @@ class Device:
 
     def recorded(self, launch: Callable[[], None]) -> Recorded:
         return Recorded(launch, self)
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is launched in the block comes behind all before it, and runs beside what follows until `joined`: a copy
+        of what nothing writes in between."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream(self.place))
+        with torch.cuda.stream(self._side):
+            yield
+        self._apart = True
+
+    def joined(self) -> None:
+        """What follows comes behind what was launched `beside`."""
+        if self._side is not None and self._apart:
+            torch.cuda.current_stream(self.place).wait_stream(self._side)
+            self._apart = False
 
     def wait(self) -> None:
         """Until all that was launched is done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -100,8 +101,9 @@ class CudaStep:
         self.c, self.weights, self.taps, self.latent_eps = c, weights, taps, eps
         self.room, self.shape, self.fields = room, shape, fields
 
-    def run(self, cache: torch.Tensor) -> None:
-        """Computes all rows; cache [layers, slots, width]. Results are in the room: `logits`, `features`, `walks`."""
+    def run(self, cache: torch.Tensor, tapped: Callable[[], None] | None = None) -> None:
+        """Computes all rows; cache [layers, slots, width]. Results are in the room: `logits`, `features`, `walks`.
+        `tapped` is called where the last of the features are made."""
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         where = room.position[:n], room.slot[:n], room.shared[:n], room.path[:n]
         row_layout(f.parents, f.seq, f.first, f.prefix, f.chain, f.pages, *where)
@@ -112,11 +114,11 @@ class CudaStep:
             if number == 0:
                 add_rmsnorm(x, w, normed, c.rms_norm_eps, tokens=f.tokens, table=self.weights.embedding)
             else:
-                self.close(w, routed, self.tap(number - 1))
+                self.leave(number - 1, w, routed, tapped)
             self.attend(number, cache[number], masks)
             self.close(layer.mlp_norm)
             routed = self.feed(number)
-        self.close(self.weights.norm, routed, self.tap(len(self.weights.layers) - 1))
+        self.leave(len(self.weights.layers) - 1, self.weights.norm, routed, tapped)
         if self.shape.wanted:
             self.head(room.logits[: self.shape.wanted])
         if self.shape.whole:
@@ -130,6 +132,14 @@ class CudaStep:
     def starts(self) -> torch.Tensor:
         """First rows of all that attention takes for sequences, prompts' chunks too."""
         return self.fields.chunks if self.shape.prompt else self.fields.starts
+
+    def leave(
+        self, layer: int, w: torch.Tensor, routed: torch.Tensor | None, tapped: Callable[[], None] | None
+    ) -> None:
+        """Ends layer `layer`; `w` is the norm that comes next."""
+        self.close(w, routed, self.tap(layer))
+        if tapped and self.taps and layer == max(self.taps):
+            tapped()
 
     def tap(self, layer: int) -> torch.Tensor | None:
         """Where the drafter's features after `layer` go."""
@@ -160,10 +170,10 @@ class CudaStep:
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         position, slot, w = room.position[:n], room.slot[:n], self.weights
         latent, query, q = room.query_latent[:n], room.query[:n], room.q[:n]
-        a = linear_parts(room.normed[:n], layer.qkv_a, room.a)
+        a = linear_parts(room.normed[:n], layer.qkv_a, room.a, eager=True)
         norms = layer.q_norm, layer.kv_norm, self.latent_eps
         mla_inputs(a, *norms, position, slot, w.cos, w.sin, cache, latent, early=True)
-        linear(latent, layer.q_b, query.flatten(1))
+        linear(latent, layer.q_b, query.flatten(1), eager=True)
         absorb(query, layer.uk, position, w.cos, w.sin, q, c.softmax_scale, early=True)
         context, value = room.context[:n], room.value[:n]
         if room.states is None:
@@ -171,7 +181,7 @@ class CudaStep:
         else:
             trees = (f.pages, f.prefix, self.starts, masks.mask, f.widths)
             mla_tree_attention(q, cache.view(-1, PAGE, c.latent_width), *trees, context, room.states)
-        linear(context, layer.uv, value)
+        linear(context, layer.uv, value, eager=True)
         linear(value.flatten(1), layer.o, given)
 
     def mlp(self, number: int, layer: CudaLayer, given: torch.Tensor) -> torch.Tensor | None:
@@ -182,7 +192,7 @@ class CudaStep:
             self.swiglu(w.gate_up, w.down, given)
             return None
         chosen, weights, width = room.chosen[:n], room.weights[:n], w.shared_down.shape[1]
-        parts = linear_parts(normed, w.shared_router, room.gate_up)
+        parts = linear_parts(normed, w.shared_router, room.gate_up, eager=True)
         # the routing first: beside it the activation, beside the shared expert's last product the routed ones' first
         self.choose(number, parts[..., 2 * width :], w.bias)
         if room.experts and isinstance(w.gate_up, Ordered) and isinstance(w.down, Ordered):
