@@ -58,7 +58,8 @@ class StepMetrics:
             self._experts.observe(experts)
         stats = [update.stats for update in result.updates if update.stats is not None]
         if stats:
-            self._sequences.count(stats[0].batch_sequences)
+            # a prompt's chunk beside a line of steps is a batch of its own
+            self._sequences.count(max(each.batch_sequences for each in stats))
             self._budget.count(*[each.budget for each in stats])
             grown = [each for each in stats if each.tree_nodes]
             self._rows.count(*[each.tree_nodes for each in grown])

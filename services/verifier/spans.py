@@ -72,8 +72,8 @@ class Attachments:
         end = timings.step_end_unix_ns
         about: dict[str, tracing.Attribute] = {"hedgerow.step_id": result.step_id}
         if stats:
-            about["hedgerow.sequences"] = stats[0].batch_sequences
-            about["hedgerow.rows"] = stats[0].batch_rows
+            about["hedgerow.sequences"] = max(each.batch_sequences for each in stats)
+            about["hedgerow.rows"] = max(each.batch_rows for each in stats)
             about["hedgerow.tree_nodes"] = sum(each.tree_nodes for each in stats)
             about["hedgerow.accepted"] = sum(each.accepted for each in stats)
         if experts is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -12,7 +13,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from hedgerow.engine.tree import Why
-from hedgerow.engine.types import EngineLoad, Finish, SequenceTimings, StepResult, StepTimings, Update, UsageCount
+from hedgerow.engine.types import (
+    EngineLoad,
+    Finish,
+    SequenceTimings,
+    StepResult,
+    StepStats,
+    StepTimings,
+    Update,
+    UsageCount,
+)
 from hedgerow.errors import Fenced
 from hedgerow.rpc import telemetry, tracing
 from services.verifier.metrics import StepMetrics, watch_engine
@@ -55,6 +65,16 @@ def test_attachments_of_one_session_are_spans_of_its_request(spans: InMemorySpan
     said = dict(second.attributes or {})
     assert (said["hedgerow.finish"], said["gen_ai.usage.output_tokens"]) == ("stop", 7)
     assert (said["hedgerow.queue_ms"], said["hedgerow.total_ms"]) == (2.0, 5.0)
+
+
+def test_a_first_token_beside_a_line_does_not_stand_for_the_step(spans: InMemorySpanExporter) -> None:
+    metrics = StepMetrics(Attachments(1.0))
+    metrics.attachments.begin("s", 1, 1, TRACEPARENT)
+    stats = [StepStats(1, 0, 0, 0, 1, batch_sequences=1, batch_rows=30), StepStats(1, 7, 7, 2, 3, 8, 64)]
+    metrics.count(step(*(replace(update(1, Finish.NONE), stats=each) for each in stats)))
+    (whole,) = [span for span in spans.get_finished_spans() if span.name == "step"]
+    said = dict(whole.attributes or {})
+    assert (said["hedgerow.sequences"], said["hedgerow.rows"], said["hedgerow.tree_nodes"]) == (8, 64, 7)
 
 
 def test_without_an_sdk_an_attachment_leaves_nothing() -> None:
