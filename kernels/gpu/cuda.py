@@ -74,15 +74,21 @@ class Kernel(NamedTuple):
 
 @cache
 def kernel(source: str, device: int, threads: int, shared: int) -> Kernel | None:
-    """Of <source>.cu on this device; None where it cannot be built. The first time not while a graph is captured."""
-    code = build(source)
-    if code is None:
+    """Of <source>.cu on this device; None where there is none. The first time not while a graph is captured."""
+    try:
+        code = build(source)
+        return None if code is None else _load(code, source, device, threads, shared)
+    except RuntimeError as error:
+        log.warning("%s; the Triton form of %s is used, which is slower", error, source)
         return None
+
+
+def _load(code: bytes, name: str, device: int, threads: int, shared: int) -> Kernel:
     module, function = c_void_p(), c_void_p()
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # makes the device's context the current one
         _call("cuModuleLoadData", byref(module), code)
-        _call("cuModuleGetFunction", byref(function), module, source.encode())
+        _call("cuModuleGetFunction", byref(function), module, name.encode())
         _call("cuFuncSetAttribute", function, SHARED_LIMIT, shared)
     return Kernel(function, threads, shared)
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.gpu.cuda import kernel
 from kernels.gpu.mla_reference import tree_attention_reference
 from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention
+from kernels.gpu.mla_wide_cuda import SHARED, THREADS
 from tests.gpu.attention_cases import FORMS, NARROW, WIDE, Batch, attend, batch, decoded, ints, one, same, signed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -37,6 +39,14 @@ def close(got: torch.Tensor, b: Batch) -> None:
     assert torch.isfinite(got).all()
     error = (got.float() - expected).norm() / expected.norm().clamp(min=1e-9)
     assert error < 4e-3, float(error)  # bf16 has 8 bits
+
+
+@pytest.mark.skipif(
+    torch.cuda.get_device_capability()[0] != 9 if torch.cuda.is_available() else True, reason="Hopper's"
+)
+def test_the_wide_form_is_in_cuda() -> None:
+    """Or the tests below would hold Gluon to itself."""
+    assert kernel("mla_prefix_wide", torch.cuda.current_device(), THREADS, SHARED)
 
 
 @pytest.mark.parametrize("columns", [64, 0], ids=["cut", "whole"])

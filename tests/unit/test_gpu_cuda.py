@@ -81,6 +81,15 @@ def test_without_a_compiler_there_is_none_and_it_is_said(
         cuda.main()
 
 
+def test_a_build_that_fails_leaves_the_work_to_triton(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cuda, "_nvrtc", lambda: Compiler(failed=6))
+    assert cuda.kernel("mla_prefix_wide", 7, 384, 1024) is None
+    assert "mla_prefix_wide.cu: line 7: x; the Triton form of mla_prefix_wide is used" in caplog.text
+    cuda.kernel.cache_clear()
+
+
 def test_tensors_without_a_card_are_left_to_others() -> None:
     q = torch.zeros(2, 8, 576, dtype=torch.bfloat16)
     assert not mla_wide_cuda.prefix_wide_cuda(q, q, [q] * 8, 512, 132, 64)
