@@ -22,7 +22,7 @@ from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_cache import Arena, CudaCache
 from hedgerow.model.cuda_graph import Device, Kept, Recorded, inference, prepare_all
-from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Ints, Shape, Step, fill, fill_laws, read, split
+from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Ints, Shape, Step, fill, fill_laws, in_turns, read, split
 from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
 from hedgerow.model.cuda_step import CudaStep, Room, Weights
 from hedgerow.model.cuda_walk import BACK, CudaWalker, read_walks
@@ -112,12 +112,23 @@ class CudaK2:
         """
         asked = self._asked(rows, cache)
         wanted = len(asked.wanted)
+        if len(asked.parts) > MOST_SEQUENCES:
+            return self._forward_in_turns(in_turns(rows), cache)
         with self._turn:
             self._begin(asked, shape_of(asked, self._room.rows, self._most_pages), cache).launch()
             self._count_experts(asked.rows)
             if not wanted:
                 self.device.wait()
         return ForwardOutput(self._room.logits[:wanted], self._features[: asked.rows])
+
+    def _forward_in_turns(self, turns: Sequence[Sequence[SequenceRows]], cache: CudaCache) -> ForwardOutput:
+        logits, features = list[torch.Tensor](), list[torch.Tensor]()
+        for rows in turns:
+            done = self.forward(rows, cache)
+            logits.append(done.logits.clone())
+            self.device.wait()
+            features.append(done.features.clone())
+        return ForwardOutput(torch.cat(logits), torch.cat(features))
 
     @inference
     def walk(self, logits: torch.Tensor, trees: Sequence[WalkRows]) -> list[Walked]:
@@ -137,6 +148,9 @@ class CudaK2:
         if not count or len(trees) != count or len(asked.wanted) != drawn or asked.wanted[-1] != drawn - 1:
             limit = "trees, all of whose rows have logits, a law for each, and behind them prompts without logits"
             raise InvalidRequest("rows", len(rows), limit)
+        if len(asked.parts) > MOST_SEQUENCES:
+            walked, features = self.verify(rows[:count], cache, trees)
+            return Verified(walked, torch.cat([features.clone(), self.forward(rows[count:], cache).features]))
         with self._turn:
             step = self._begin(asked, shape_of(asked, self._room.rows, self._most_pages)._replace(whole=True), cache)
             fill_laws(step.asked.laws, [tree.law for tree in trees])

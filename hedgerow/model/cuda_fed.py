@@ -171,7 +171,7 @@ class CudaFed:
         asked = t._asked(rows, cache)
         with t._turn:
             shape = shape_of(asked, t._room.rows, t._most_pages)
-            if self.stale or shape.rows > t._room.rows:
+            if self.stale or shape.rows > t._room.rows or len(asked.parts) > MOST_SEQUENCES:
                 return None
             step = t._passes[shape]
             fill(step.asked, asked, cache.base)  # what was there has been read: no other chunk is under way

@@ -7,7 +7,7 @@ op computes.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
@@ -108,9 +108,43 @@ class Step(NamedTuple):
     parts: Sequence[Place]
 
 
-def prompt_width(positions: int) -> int:
-    """Keys of a split of path P: the same for all prompts, since sessions of any limits share their rows."""
-    return max(LEAST_PROMPT_WIDTH, 1 << (-(-positions // MOST_SPLITS) - 1).bit_length())
+def prompt_width(position: int) -> int:
+    """Keys of a split of path P, for the row at this position: by the position alone, since sessions of any limits
+    share rows of prompts. Wider from a power of two on, where splits would be more than attention has places for."""
+    return max(LEAST_PROMPT_WIDTH, (1 << position.bit_length()) // MOST_SPLITS)
+
+
+def cut(part: SequenceRows) -> Iterator[tuple[int, int]]:
+    """First rows and ends of a prompt's chunk as chains, none longer than a tree or of two widths."""
+    begin, count = 0, len(part.tokens)
+    while begin < count:
+        wider = max(LEAST_PROMPT_WIDTH * MOST_SPLITS, 1 << (part.prefix + begin).bit_length())
+        end = min(begin + DEEPEST, count, wider - part.prefix)
+        yield begin, end
+        begin = end
+
+
+def in_turns(parts: Sequence[SequenceRows]) -> list[list[SequenceRows]]:
+    """The same rows as several steps, none of more sequences than attention takes."""
+    turns, left = [list[SequenceRows]()], MOST_SEQUENCES
+    for part in parts:
+        ends = [end for _, end in cut(part)] if part.prompt else [len(part.tokens)]
+        begin = 0
+        while ends:
+            if not left:
+                turns, left = [*turns, []], MOST_SEQUENCES
+            taken, ends, left = ends[:left], ends[left:], max(left - len(ends), 0)
+            turns[-1].append(_between(part, begin, taken[-1]))
+            begin = taken[-1]
+    return turns
+
+
+def _between(part: SequenceRows, begin: int, end: int) -> SequenceRows:
+    if end - begin == len(part.tokens):
+        return part
+    wanted = [row - begin for row in part.want_logits if begin <= row < end]
+    own = part.tokens[begin:end], range(-1, end - begin - 1), wanted
+    return SequenceRows(part.prefix + begin, part.pages, *own, part.prompt, part.limit)
 
 
 def aligned(words: int) -> int:
@@ -141,19 +175,19 @@ def read(parts: Sequence[SequenceRows], vocab: int, positions: int, pages: int) 
     if len(parts) > MOST_SEQUENCES:
         raise InvalidRequest("rows", len(parts), f"at most {MOST_SEQUENCES} sequences, on a CUDA device")
     tokens, parents, wanted = array("i"), array("i"), array("i")
-    counts, chains, widths, places = list[int](), list[bool](), list[int](), list[Place]()
+    counts, straight, widths, places = list[int](), list[bool](), list[int](), list[Place]()
     for n, part in enumerate(parts):
         count, first = len(part.tokens), len(tokens)
         chain = _check(n, part, count, positions, pages)
         try:
             tokens.extend(part.tokens)
-            for begin in range(0, count, DEEPEST if part.prompt else count):
-                size = min(count - begin, DEEPEST) if part.prompt else count
-                parents.extend(range(-1, size - 1) if part.prompt else part.parents)
-                counts.append(size)
-                places.append(Place(part.prefix + begin, part.pages))
-                chains.append(chain)
-                widths.append(prompt_width(positions) if part.prompt else width_of(part.limit or positions))
+            for begin, end in cut(part) if part.prompt else ((0, count),):
+                at = part.prefix + begin
+                parents.extend(range(-1, end - begin - 1) if part.prompt else part.parents)
+                counts.append(end - begin)
+                places.append(Place(at, part.pages))
+                straight.append(chain)
+                widths.append(prompt_width(at) if part.prompt else width_of(part.limit or positions))
             wanted.extend(first + row for row in part.want_logits)
         except (OverflowError, TypeError) as error:
             raise InvalidRequest(f"rows[{n}]", str(error), "integers of 32 bits") from None
@@ -164,7 +198,9 @@ def read(parts: Sequence[SequenceRows], vocab: int, positions: int, pages: int) 
     outputs = sum(not part.prompt for part in parts)
     if any(part.prompt for part in parts[:outputs]):
         raise InvalidRequest("rows", "a prompt's", "behind the rows of output")
-    return Step(len(tokens), np.frombuffer(wanted, np.int32), tokens, parents, counts, outputs, chains, widths, places)
+    return Step(
+        len(tokens), np.frombuffer(wanted, np.int32), tokens, parents, counts, outputs, straight, widths, places
+    )
 
 
 def _check(n: int, part: SequenceRows, count: int, positions: int, pages: int) -> bool:

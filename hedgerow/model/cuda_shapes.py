@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hedgerow.model.cuda_plan import SEQUENCES, Shape, Step, at_least, bucket
+from hedgerow.model.cuda_plan import MOST_SEQUENCES, SEQUENCES, Shape, Step, at_least, bucket
 from kernels.gpu.row_layout import DEEPEST
 
 # Of steps that are not of trees alone: each goes with each, and what they compute outweighs the padding.
-ROWS, WANTED, BESIDE = (16, 32, 64, 96, 128, 192, 256, 320, 512), (16, 64, 256), (12, 40, 72)
+ROWS, WANTED, BESIDE = (16, 32, 64, 96, 128, 192, 256, 320, 512), (16, 64, 256), (12, 40, MOST_SEQUENCES)
 
 
 def shape_of(step: Step, room: int, pages: int) -> Shape:
@@ -45,7 +45,8 @@ def shapes_beside(sequences: int, each: int, prompt_rows: int, room: int, pages:
         for wanted in (0, min(rows, WANTED[0])):
             yield Shape(rows, wanted, BESIDE[0], pages, False, True)
         yield Shape(rows, 0, BESIDE[0], pages, True, False)
-    for beside in _up_to(sequences + prompt_rows // DEEPEST, BESIDE):  # a chunk counts as several (cuda_plan.read)
+    most_places = min(sequences + prompt_rows // DEEPEST, MOST_SEQUENCES)  # a chunk counts as several (cuda_plan.read)
+    for beside in _up_to(most_places, BESIDE):
         most = min(beside, sequences) * each
         for rows in _ascending(1, most + prompt_rows, lambda count: _bound(count, room)):
             for wanted in _ascending(1, min(rows, most), lambda count: at_least(count, WANTED)):

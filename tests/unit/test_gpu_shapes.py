@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -11,7 +12,19 @@ import pytest
 pytest.importorskip("triton")
 
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.cuda_plan import ALIGNED, MOST_SEQUENCES, Shape, aligned, fill, fill_laws, prompt_width, read, split
+from hedgerow.model.cuda_plan import (
+    ALIGNED,
+    MOST_SEQUENCES,
+    Shape,
+    aligned,
+    cut,
+    fill,
+    fill_laws,
+    in_turns,
+    prompt_width,
+    read,
+    split,
+)
 from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
 from kernels.gpu.mla_tree_attention import MOST_SPLITS
 from kernels.sample import Law
@@ -95,9 +108,25 @@ def test_a_long_chunk_is_several_sequences() -> None:
     assert fields.parents[1:151].tolist() == [*range(-1, 63), *range(-1, 63), *range(-1, 21)]
     assert [at - fields.prefix[1] for at in fields.prefix[1:4]] == [0, 64, 128]
     assert fields.pages[1].tolist() == fields.pages[3].tolist()
-    assert set(fields.widths[1:4].tolist()) == {prompt_width(1 << 18)} == {4096}
-    assert [prompt_width(positions) for positions in (1000, 4096, 1 << 15, 1 << 17)] == [256, 256, 512, 2048]
-    assert all(prompt_width(1 << n) * MOST_SPLITS >= 1 << n for n in range(19))
+    assert set(fields.widths[1:4].tolist()) == {256}
+    assert [prompt_width(at) for at in (0, 16383, 16384, 32768, (1 << 18) - 1)] == [256, 256, 512, 1024, 4096]
+    assert all(at // prompt_width(at) < MOST_SPLITS for at in range(0, 1 << 18, 63))
+
+
+def test_no_chain_of_a_prompt_has_two_widths() -> None:
+    """Wherever a chunk begins and ends, a row is cut with others of its width alone; steps of many take turns."""
+    long = SequenceRows(16384 - 100, range(400), [7] * 9000, range(-1, 8999), [5, 8999], True)
+    ends = [end for _, end in cut(long)]
+    assert 100 in ends
+    assert max(end - begin for begin, end in cut(long)) == 64
+    others = [tree(random.Random(n), 4) for n in range(3)]
+    turns = in_turns([*others, long])
+    assert [sum(len(list(cut(part))) if part.prompt else 1 for part in turn) for turn in turns] == [64, 64, 17]
+    parts = [part for turn in turns for part in turn if part.prompt]
+    assert sum(len(part.tokens) for part in parts) == 9000
+    assert [part.prefix - long.prefix for part in parts] == [0, *accumulate(len(part.tokens) for part in parts[:-1])]
+    assert [list(part.want_logits) for part in parts] == [[5], [], [len(parts[-1].tokens) - 1]]
+    assert turns[0][:3] == others
 
 
 @pytest.mark.parametrize("count", [1, 3, MOST_SEQUENCES])
