@@ -43,12 +43,11 @@ def lists_reference(chosen: torch.Tensor, experts: int) -> list[list[int]]:
 
 @triton.jit
 def _route(
-    logits, bias, slot, chosen, weights, row_stride, part_stride, scale, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    logits, bias, slot, chosen, weights, row_stride, part_stride, scale, PARTS: tl.constexpr,
     E: tl.constexpr, K: tl.constexpr, NORMALISE: tl.constexpr, EB: tl.constexpr, KB: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    if not EARLY:
-        follow(PDL)
+    follow(PDL)
     r = tl.program_id(0)
     logits += r.to(tl.int64) * row_stride
     e, j = tl.arange(0, EB), tl.arange(0, KB)
@@ -72,8 +71,6 @@ def _route(
         total += tl.sum(tl.where(j == n, picked, 0.0), 0)
     if NORMALISE:
         picked = picked / (total + 1e-20)
-    if EARLY:
-        follow(PDL)
     tl.store(chosen + r * K + j, tl.where(real, ids, -1), mask=j < K)
     tl.store(weights + r * K + j, picked * scale, mask=j < K)
 
@@ -86,12 +83,8 @@ def route(
     weights: torch.Tensor,
     normalise: bool,
     scale: float,
-    early: bool = False,
 ) -> None:
-    """Fills chosen and weights. `early`: the launch before this one makes none of what is read (follow.py).
-
-    ValueError names what does not fit.
-    """
+    """Fills chosen and weights. ValueError names what does not fit."""
     (rows, top_k), experts = chosen.shape, bias.shape[0]
     logits = logits.unsqueeze(0) if logits.dim() == 2 else logits
     if logits.shape[1] != rows or logits.shape[2] < experts or logits.dtype != torch.float32 or logits.stride(2) != 1:
@@ -106,7 +99,7 @@ def route(
     check("weights", weights, (rows, top_k), torch.float32)
     _route[(rows,)](
         logits, bias, slot, chosen, weights, logits.stride(1), logits.stride(0), scale,
-        PARTS=logits.shape[0], EARLY=early, E=experts, K=top_k, NORMALISE=normalise,
+        PARTS=logits.shape[0], E=experts, K=top_k, NORMALISE=normalise,
         EB=triton.next_power_of_2(experts), KB=triton.next_power_of_2(top_k), num_warps=1,
         **followed(),
     )  # fmt: skip
