@@ -7,27 +7,32 @@ import sys
 import torch
 
 from kernels.gpu.int4_moe_gemm import HIDDEN, INNER, SLOTS, OrderedExperts, Workspace, products
+from kernels.gpu.moe_many_products import ROOMY
 from kernels.gpu.moe_pack import Ordered
 from tests.gpu_compile import SHARED, Launch, build, launches
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 200, 512)  # one of each row of the plan
+ROWS = (1, 2, 4, 8, 16, 32, 64, 200, 512, 2048)  # one of each row of the plan; the last only where it fits
 EXPERTS = 16
-MMA = ("gate_up_tiles", "down_tiles", "down_rows")
+MMA = ("gate_up_tiles", "down_tiles", "down_rows", "group_starts", "gate_up_many", "down_many")
+# bytes: addresses that 112 or 128 MMAs need once. The assembler rather has the registers for products under way.
+SPILLED = {"gate_up_many": 96, "down_many": 96}
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.zeros(*shape, dtype=dtype)
 
 
-def calls() -> list[Launch]:
+def calls(capability: int) -> list[Launch]:
+    some = ROWS if capability // 10 in ROOMY else ROWS[:-1]
+
     def matrix(tiles: int, chunks: int) -> Ordered:
         return Ordered(empty(EXPERTS, tiles, chunks, 2048), empty(EXPERTS, tiles, chunks, 256))
 
     experts = OrderedExperts(matrix(2 * INNER // 64, HIDDEN // 256), matrix(HIDDEN // 64, 1))
-    space = Workspace(max(ROWS), EXPERTS, "cpu")
+    space = Workspace(max(some), EXPERTS, "cpu")
 
     def run() -> None:
-        for rows in ROWS:
+        for rows in some:
             x, chosen = empty(rows, HIDDEN, dtype=torch.bfloat16), empty(rows, SLOTS)
             weights, out = empty(rows, SLOTS, dtype=torch.float32), empty(rows, HIDDEN, dtype=torch.float32)
             products(x, chosen, weights, experts, space.tiles(chosen), space, out, out, settled=True)
@@ -43,11 +48,11 @@ def form(launch: Launch) -> tuple[object, ...]:
 
 
 if __name__ == "__main__":
-    different = {form(launch): launch for launch in calls()}
+    different = {form(launch): launch for launch in calls(int(sys.argv[1]))}
     for launch in different.values():
         one = build(launch, int(sys.argv[1]))
-        assert one.spilled == 0, f"{one.name} spills {one.spilled} bytes"
+        assert one.spilled <= SPILLED.get(one.name, 0), f"{one.name} spills {one.spilled} bytes"
         assert one.shared <= SHARED[int(sys.argv[1])], f"{one.name} takes {one.shared} bytes of shared memory"
-        assert one.name not in MMA or one.instructions["HMMA"], one
+        assert one.name not in MMA or one.instructions["HMMA"] + one.instructions["HGMMA"], one
         print(f"{one.name}: {one.registers} registers, {one.shared} bytes shared, {one.instructions.total()} long")
     print(f"{len(different)} kernels")

@@ -221,5 +221,5 @@ def cells() -> Iterator[Cell]:
         shape = f"T={rows} D={mean:.0f}" + (" skewed" if skewed else "")
         yield kernel_cell(rows, skewed, shape, work)
         yield peer_cell(rows, skewed, shape, work)
-    for rows in (8, 16, 64, 512):
+    for rows in (8, 16, 64, 512, 2048, 8192):
         yield list_cell(rows)

@@ -6,7 +6,8 @@ x [R, 7168] bfloat16, chosen [R, 8] int32, weights [R, 8] float32, experts: gate
 [E, 7168, 256], as `order_experts` leaves them -> out [R, 7168], float32 or bfloat16; base as out, or none, or out.
 
 Two or three launches: gate_up with SiLU (moe_gate_up.py), down (moe_down.py), from five rows on the sum of the slots
-(moe_combine.py); before them the work list (moe_tiles.py). All follow one another by programmatic dependent launch.
+(moe_combine.py); before them the work list (moe_tiles.py). A prompt's many rows have products of their own
+(moe_many_products.py). All follow one another by programmatic dependent launch.
 
 Arithmetic, the same for every number of rows and every routing: a group of 32 products with the codes, which are exact,
 is one MMA sum in float32, which the group's scale then multiplies into the accumulator; gate_up adds four such chains
@@ -25,14 +26,17 @@ from kernels.gpu.follow import followed
 from kernels.gpu.moe_combine import combine
 from kernels.gpu.moe_down import down_rows, down_tiles
 from kernels.gpu.moe_gate_up import gate_up_tiles
+from kernels.gpu.moe_many import MANY
+from kernels.gpu.moe_many_products import many, many_fit
 from kernels.gpu.moe_pack import Ordered, pack_down, pack_gate_up
-from kernels.gpu.moe_tiles import WIDTH, Tiles, expert_tiles, most_tiles
+from kernels.gpu.moe_tiles import WIDTH, Tiles, expert_tiles, most_tiles, width_of
 from kernels.gpu.shapes import check
 from kernels.int4 import int4_unpack
 
 HIDDEN, INNER, SLOTS = 7168, 256, 8
 MOST_DIRECT = 2  # rows whose pairs are tiles of their own
-BENCH_SHAPES = [1, 8, 16, 32, 64, 128, 512, 2048]  # R; 384 experts
+MANY_ROWS = 1536  # measured: from here on an expert's weights are unpacked once for up to 64 pairs
+BENCH_SHAPES = [1, 8, 16, 32, 64, 128, 512, 2048, 8192]  # R; 384 experts
 FLOATS = (torch.float32, torch.bfloat16)
 
 
@@ -52,8 +56,8 @@ class Plan(NamedTuple):
     down: dict[str, int] | None  # None: row by row
 
 
-def plan(rows: int) -> Plan:
-    """A fixed table, found on an H200 with uniform routing."""
+def plan(rows: int, many_fit: bool = True) -> Plan:
+    """A fixed table, found on an H200 with uniform routing. many_fit: the card has a form for many pairs."""
     if rows <= MOST_DIRECT:
         return Plan(1, False, {"TILES": 1, "V": 1, "SLABS": 1, "CHUNKS": 4, "STAGES": 5}, None)
     if rows <= 4:
@@ -70,7 +74,9 @@ def plan(rows: int) -> Plan:
         return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 4, "CHUNKS": 1, "STAGES": 4}, down)
     if rows <= 256:
         return Plan(8, False, {"TILES": 1, "V": 8, "SLABS": 8, "CHUNKS": 1, "STAGES": 3}, down)
-    return Plan(16, False, {"TILES": 2, "V": 8, "SLABS": 8, "CHUNKS": 1, "STAGES": 3}, down | {"TILES": 2})
+    if rows < MANY_ROWS or not many_fit:
+        return Plan(16, False, {"TILES": 2, "V": 8, "SLABS": 8, "CHUNKS": 1, "STAGES": 3}, down | {"TILES": 2})
+    return Plan(MANY, False, {}, {})
 
 
 def supports(hidden: int, inner: int, top_k: int, device: torch.device, dtype: torch.dtype) -> bool:
@@ -96,6 +102,10 @@ class Workspace:
         self._expert = torch.zeros(most, dtype=torch.int32, device=device)
         self._pairs = torch.zeros(most, WIDTH, dtype=torch.int32, device=device)
         self._number = torch.zeros(1, dtype=torch.int32, device=device)
+        self.many_fit = many_fit(self.y.device)
+        large = rows if rows >= MANY_ROWS and self.many_fit else 0
+        self.starts = torch.empty(large, HIDDEN // 32, device=device)
+        self._wide = torch.zeros(experts + large * SLOTS // MANY, width_of(MANY), dtype=torch.int32, device=device)
         # each pair is a tile of its own
         few = MOST_DIRECT * SLOTS
         self._own = torch.full((few, WIDTH), -1, dtype=torch.int32, device=device)
@@ -105,11 +115,11 @@ class Workspace:
     def tiles(self, chosen: torch.Tensor) -> Tiles:
         """The work list of a step, made on the device. ValueError names what does not fit."""
         rows = chosen.shape[0]
-        how = plan(rows)
+        how = plan(rows, self.many_fit)
         if how.capacity == 1:
             return Tiles(chosen.view(-1), self._own[: rows * SLOTS], self._all)
         most = most_tiles(rows, SLOTS, self.experts, how.capacity, how.halves)
-        tiles = Tiles(self._expert[:most], self._pairs[:most], self._number)
+        tiles = Tiles(self._expert[:most], (self._wide if how.capacity == MANY else self._pairs)[:most], self._number)
         expert_tiles(chosen, self.experts, how.capacity, tiles, how.halves)
         return tiles
 
@@ -175,21 +185,24 @@ def products(
     check("out", out, (rows, HIDDEN), *FLOATS)
     if base is not None:
         check("base", base, (rows, HIDDEN), *FLOATS)
-    how = plan(rows)
+    how = plan(rows, space.many_fit)
     whole: dict[str, Any] = {"H": HIDDEN, "num_warps": 4, "launch_pdl": followed()["launch_pdl"]}
     hidden, most = space.hidden, len(tiles.expert)
-    words = hidden.view(torch.int32)
-    slabs = how.gate_up["SLABS"]
-    gate_up_tiles[(32 // slabs, most)](
-        x.view(torch.int32), *experts.gate_up, hidden, *tiles, HALVES=how.halves, LATE=settled, **how.gate_up, **whole
-    )
+    words, y = hidden.view(torch.int32), space.y.view(torch.int32)
     more = {"BASE": base is not None}
     base = out if base is None else base
-    if how.down is None:
-        down_rows[(HIDDEN // 16, rows)](words, *experts.down, out, base, chosen, weights, **more, **whole)
-        return out
-    y = space.y.view(torch.int32)
-    down_tiles[(HIDDEN // 64 // how.down["OWN"], most)](words, *experts.down, y, *tiles, **how.down, **whole)
+    if how.capacity == MANY:
+        many(x, experts.gate_up, experts.down, tiles, hidden, space.y, space.starts, **whole)
+    else:
+        slabs = how.gate_up["SLABS"]
+        gate_up_tiles[(32 // slabs, most)](
+            x.view(torch.int32), *experts.gate_up, hidden, *tiles, HALVES=how.halves, LATE=settled, **how.gate_up,
+            **whole,
+        )  # fmt: skip
+        if how.down is None:
+            down_rows[(HIDDEN // 16, rows)](words, *experts.down, out, base, chosen, weights, **more, **whole)
+            return out
+        down_tiles[(HIDDEN // 64 // how.down["OWN"], most)](words, *experts.down, y, *tiles, **how.down, **whole)
     block = 256 if rows < 128 else 1024
     whole |= {"num_warps": block // 256, "enable_fp_fusion": False}
     combine[(rows, triton.cdiv(HIDDEN, block))](
