@@ -82,9 +82,9 @@ def work(batch: int, length: int, rows: int) -> Work:
     return Work(batch * (length + rows) * WIDTH * 2, lines * LATENT * 2, 2.0 * lines * (WIDTH + LATENT) * length)
 
 
-def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+def close(got: torch.Tensor, expected: torch.Tensor, most: float = 4e-3) -> None:
     error = float((got.float() - expected).norm() / expected.norm())
-    assert error < 4e-3, error
+    assert error < most, error
 
 
 def tree_cell(
@@ -187,7 +187,7 @@ def peer_tree_cell(batch: int, length: int, rows: int) -> Cell:
             flat = q.view(batch * rows, HEADS, WIDTH).float() * scale
             close(out.view(flat.shape[0], HEADS, LATENT), tree_attention_reference(
                 flat, pool(), table, lens, starts, trees, LATENT
-            ))  # fmt: skip
+            ), most=1e-2)  # fmt: skip  # the peer rounds the prefix to bfloat16 before the merge
 
         return Call(run, [out], check)
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.checks import FLOATS, at_most, expect
-from kernels.gpu.follow import follow, followed
+from kernels.gpu.follow import followed
 
 TEST_SHAPES = [(3, 128, 48, 2, 8), (2, 256, 160, 1, 64), (1, 192, 576, 3, 5)]  # (layers, slots, W, S, D)
 BENCH_SHAPES = [(61, 576, 1, 16), (61, 576, 2, 8), (61, 576, 64, 8)]  # (layers, W, S, D)
@@ -38,7 +38,8 @@ def _kv_compact(
     cache_ptr, slots_ptr, row_start_ptr, path_ptr, length_ptr, layer_words, words, deepest,
     ROWS: tl.constexpr, WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    follow(PDL)
+    if PDL:  # and launches nothing ahead: these programs fill the device, and waiting ones would take their room
+        tl.extra.cuda.gdc_wait()
     part, layer, s = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     i = tl.arange(0, ROWS)
     w = part * WORDS + tl.arange(0, WORDS)
