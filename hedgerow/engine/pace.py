@@ -6,7 +6,7 @@ which there was nothing to do is not counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hedgerow.engine.budgets import Budgets
@@ -34,11 +34,13 @@ class Ran(NamedTuple):
 class Pace:
     """One engine's. Not safe for use by several threads at once."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, made: Callable[[], int] = lambda: 0) -> None:
+        """`made`: as `hedgerow.model.interface.Records.made`."""
         self._factor, self._most = config.prefill_factor, config.prefill_rows
         self.times, self.chunks = StepTimes(), ChunkTimes()
         self.budgets = Budgets(self.times, config.auto_budget) if config.auto_budget else None
         self.predicted_ms = self.measured_ms = 0.0  # of steps that were predicted before they ran, all together
+        self._made, self._made_before = made, 0
         self._ran: Ran | None = None
         self._begun_ns = self._count = 0
         self._alone_ms = 0.0  # what the present step would take without its chunk; 0: nothing decodes
@@ -50,9 +52,10 @@ class Pace:
         return PaceLoad(self.predicted_ms / 1000, self.measured_ms / 1000, trials)
 
     def begins(self, now_ns: int) -> None:
-        """A step is planned: the one before it is over."""
+        """A step is planned: the one before it is over. It teaches nothing if something was recorded in it."""
         ran, self._ran, self._begun_ns = self._ran, None, now_ns
-        if ran is None or now_ns <= ran.begun_ns:
+        made, self._made_before = self._made_before, self._made()
+        if ran is None or now_ns <= ran.begun_ns or self._made_before != made:
             return
         ms = (now_ns - ran.begun_ns) / 1e6
         self._count += 1

@@ -13,7 +13,7 @@ import torch
 
 from hedgerow.model.batch import ForwardOutput, SequenceRows
 from hedgerow.model.config import K2Config
-from hedgerow.model.interface import Verified, checked_taps
+from hedgerow.model.interface import Verified, checked_taps, made_of
 from kernels.tree_accept import Walked, WalkRows
 
 
@@ -84,6 +84,10 @@ class GroupTarget:
 
     def experts(self) -> float | None:
         return self.model.experts()  # type: ignore[no-any-return]  # every rank routes all rows
+
+    @property
+    def made(self) -> int:
+        return made_of(self.model)()  # every rank records the same steps
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

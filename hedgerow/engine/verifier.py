@@ -40,7 +40,7 @@ from hedgerow.engine.types import (
     Update,
 )
 from hedgerow.errors import HedgerowError, Internal, InvalidRequest
-from hedgerow.model.interface import Target, WholeSteps
+from hedgerow.model.interface import Target, WholeSteps, made_of
 
 log = logging.getLogger(__name__)
 NAMED = 32  # sessions in one line of the log
@@ -80,7 +80,7 @@ class VerifierEngine:
         self.config = config
         positions = model.config.max_position_embeddings
         self.max_context = min(config.max_context or positions, positions)
-        self._model, self._eos, self.pace = model, eos, Pace(config)
+        self._model, self._eos, self.pace = model, eos, Pace(config, made_of(model))
         self._whole = model if isinstance(model, WholeSteps) else None
         self.cache = model.new_cache(config.pages_for(self.max_context))
         self.pool = PagePool(self.cache.pages, self.cache.page_size)

@@ -164,6 +164,11 @@ class CudaK2:
         counted, self._counted = self._counted, 0
         return float(np.unique(self._chosen[:counted].numpy()).size) if counted else None
 
+    @property
+    def made(self) -> int:
+        """As `interface.Records.made`."""
+        return self.device.made
+
     def _count_experts(self, rows: int) -> None:
         """What the last layer's router chose goes to the host behind the step, and no step waits for it alone."""
         self._counted = (

@@ -46,6 +46,7 @@ class Recorded:
 
     def __call__(self) -> None:
         self._device.busy = True
+        self._device.made += self._graph is None and self._device.real
         if self._graph is None and self._compiled and self._device.real:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -73,6 +74,7 @@ class Device:
         self._apart = False  # something is under way in it
         self.busy = False  # something was launched that was not waited for
         self.waited = 0.0  # seconds in all
+        self.made = 0  # launches that no graph repeated
 
     def room(self, *shape: int, of: torch.dtype = torch.int32) -> torch.Tensor:
         """Zeros on the device."""

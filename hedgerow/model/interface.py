@@ -117,6 +117,21 @@ def experts_of(model: object) -> Callable[[], float | None]:
 
 
 @runtime_checkable
+class Records(Protocol):
+    """A target whose steps of a new shape are compiled and recorded before they are repeated."""
+
+    @property
+    def made(self) -> int:
+        """Launches so far that were not repetitions: they take many times as long."""
+        ...
+
+
+def made_of(model: object) -> Callable[[], int]:
+    """As `Records.made`; 0 of a model that records nothing."""
+    return (lambda: model.made) if isinstance(model, Records) else lambda: 0
+
+
+@runtime_checkable
 class Taps(Protocol):
     """A target whose feature layers can be changed between two steps."""
 

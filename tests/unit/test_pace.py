@@ -176,3 +176,19 @@ def test_chunks_follow_a_prompt_that_gets_longer_and_forgive_one_slow_step() -> 
         assert n < 60 or added < 1.15 * 0.6
     assert max(before[60:90]) > 60, "a step in which somebody else had the card"
     assert before[-1] >= 15
+
+
+def test_steps_in_which_something_was_recorded_teach_nothing() -> None:
+    """Each size of step is recorded at its first two uses, which takes ten steps' time."""
+    uses, now, taken = dict[int, int](), 1_000_000, list[float]()
+    pace = Pace(EngineConfig(prefill_factor=2.0, prefill_rows=ROWS), lambda: sum(min(n, 2) for n in uses.values()))
+    for step in range(160):
+        pace.begins(now)
+        rows = 0 if step < 20 else pace.chunk_rows(pace.choose(works(8)), 1)
+        pace.loaded(Load(8, 8, 800, chunk=rows))
+        size = (8 + rows).bit_length()
+        uses[size] = uses.get(size, 0) + 1
+        taken.append(8 + (mixture(rows) if rows else 0) + (80 if uses[size] <= 2 else 0))
+        now += int(taken[-1] * 1e6)
+    assert max(taken[80:]) < 1.1 * 16
+    assert min(taken[80:]) > 0.85 * 16
