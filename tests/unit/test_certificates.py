@@ -41,12 +41,13 @@ def test_good_files_are_read_as_they_are(good: Files) -> None:
     assert read(Tls(good.ca)) == (pem.ca, None, None, None)
 
 
-def test_a_missing_file_is_named(good: Files, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(good: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # errors cut what is long, as the path of a test may be
     for field in ("ca", "cert", "key"):
-        nowhere = tmp_path / f"no-{field}"
+        nowhere = Path(f"no-{field}")
         error = refused(Tls(**{"ca": good.ca, "cert": good.cert, "key": good.key, field: nowhere}))
         assert (error.field, error.limit) == (field, "a file that can be read: No such file or directory")
-        assert str(nowhere)[-20:] in str(error)
+        assert str(nowhere) in str(error)
 
 
 def test_a_certificate_without_its_key_is_refused(good: Files) -> None:
