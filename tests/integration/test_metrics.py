@@ -27,7 +27,7 @@ from tests.stack import ROOT, Models
 
 SAMPLING = common_pb2.SamplingParams(temperature=1, seed=5, max_tokens=40, ignore_eos=True)
 # labels whose values the program decides
-LABELS = {"finish", "reason", "outcome", "status", "method", "what", "node", "le"}
+LABELS = {"finish", "reason", "source", "outcome", "status", "method", "what", "node", "le"}
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 STANDARD = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
 
