@@ -111,6 +111,9 @@ async def test_verifier_and_drafter_count_steps_tokens_trees_and_attachments(ver
                 pass
         await gateway.start("warm", [1, 2, 3], SAMPLING)
         await gateway.finished(["warm"])
+        async with asyncio.timeout(60):  # steps of the probe would be counted too
+            while not any("acceptance_ratio" in series for series in await look(ports[1])):
+                pass
         before, drafted = await settled(ports[1], 1), await look(ports[0])
         load = await gateway.load()
         for n in range(4):
