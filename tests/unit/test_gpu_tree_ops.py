@@ -14,11 +14,11 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: str, **environment: str) -> str:
+def run(*arguments: str, seconds: float = 110, **environment: str) -> str:
     """In a process of its own: whether Triton interprets is decided where it is imported."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

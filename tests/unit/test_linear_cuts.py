@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton")
 
 from kernels.gpu.linear import CUTS, MOST_APART, apart, cut_of, parts_of, room_of_parts
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.unit.test_gpu_tree_ops import run
 
 
 @pytest.mark.parametrize(("n", "k"), CUTS)
@@ -41,8 +35,5 @@ def test_parts_are_a_matter_of_the_shape() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("capability", ["90", "120"])
 def test_cuts_compile_without_spills(capability: str) -> None:
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.gpu_compile_linear", capability]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{2 * len(CUTS)} products" in done.stdout, done.stdout
+    out = run("-m", "tests.gpu_compile_linear", capability, seconds=280)
+    assert f"{2 * len(CUTS)} products" in out, out

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from kernels.gpu.peer_norm import ABSENT, peer_norm
 from kernels.gpu.rank_norm import reference
 from tests.peer_rank import HIDDEN, MOST, ROWS, create, inboxes, part, peers
+from tests.unit.test_gpu_tree_ops import run
 
 ROOT, RANKS = Path(__file__).resolve().parents[2], 3
 
@@ -46,11 +47,8 @@ def test_processes_that_write_to_each_other_have_the_sum_in_rank_order(tmp_path:
 @pytest.mark.timeout(300)  # seconds of work, on cores that others use too
 @pytest.mark.parametrize("capability", ["90", "120"])
 def test_a_part_is_sent_before_others_are_waited_for(capability: str) -> None:
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.gpu_compile_ranks", capability]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 kernels" in done.stdout, done.stdout
+    out = run("-m", "tests.gpu_compile_ranks", capability, seconds=280)
+    assert "6 kernels" in out, out
 
 
 @pytest.mark.parametrize("fault", ["x", "part", "inbox", "w", "out", "tap"])
