@@ -2,15 +2,16 @@
 
 The process is SERVING while it has started, nobody reports a trouble, and it is not draining. Troubles come from
 checks that are polled, and from `report`, for whoever notices first. The overall service "" and every named service
-share one status, because a process serves one thing. The name "live" is SERVING whenever it can be answered: what
-restarts a process that hangs must not end one that loads a model, waits for a peer or drains.
+share one status, because a process serves one thing. The name "live" is SERVING whenever it can be answered and nothing
+hangs (`alive`): what restarts a process that hangs must not end one that loads a model, waits for a peer or drains.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -50,6 +51,8 @@ class Health:
         self.interval, self.timeout = interval, timeout
         self.facts: dict[str, str] = {}
         """What the process is, for its operator: models, peers; nothing secret."""
+        self.alive: Callable[[], bool] = lambda: True
+        """False where the process must be ended to be well again, though it may answer."""
         self.draining = asyncio.Event()
         """Set from SIGTERM on. Whoever holds a stream open for long watches it and ends the stream."""
         self._troubles: dict[str, str] = {STARTING: "the process is starting"}
@@ -98,16 +101,22 @@ class Health:
             poller.cancel()
         await asyncio.gather(*self._pollers, return_exceptions=True)
 
+    @contextlib.contextmanager
+    def watching(self, changed: asyncio.Event) -> Iterator[None]:
+        """`changed` is set at each change of the health, within the block."""
+        self._watchers.add(changed)
+        try:
+            yield
+        finally:
+            self._watchers.discard(changed)
+
     async def wait_serving(self) -> None:
         """Return once the process is SERVING, or draining."""
         changed = asyncio.Event()
-        self._watchers.add(changed)
-        try:
+        with self.watching(changed):
             while not self.serving and not self.draining.is_set():
                 await changed.wait()
                 changed.clear()
-        finally:
-            self._watchers.discard(changed)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The gRPC service, for `Server.add_generic_rpc_handlers`."""
@@ -130,8 +139,7 @@ class Health:
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         changed, last = asyncio.Event(), None
-        self._watchers.add(changed)
-        try:
+        with self.watching(changed):
             while True:
                 status = self._status(request.service)
                 if status != last:
@@ -141,8 +149,6 @@ class Health:
                     raise Unavailable("server", "it is draining")
                 await changed.wait()
                 changed.clear()
-        finally:
-            self._watchers.discard(changed)
 
     async def _list(self, request: object, context: Context) -> Any:
         response = health_list.Response()
@@ -151,11 +157,10 @@ class Health:
         return response
 
     def _status(self, service: str) -> health_pb2.HealthCheckResponse.ServingStatus:
-        if service == LIVE:
-            return health_pb2.HealthCheckResponse.SERVING
-        if service not in ("", *self.services):
+        if service != LIVE and service not in ("", *self.services):
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        return health_pb2.HealthCheckResponse.SERVING if self.serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        well = self.alive() if service == LIVE else self.serving
+        return health_pb2.HealthCheckResponse.SERVING if well else health_pb2.HealthCheckResponse.NOT_SERVING
 
     async def _poll(self, name: str, check: Check) -> None:
         while True:
