@@ -45,7 +45,7 @@ OURS = {
 GROUP = {"group_hosts", "group_host", "group_listen", "group_leader", "group_address", "group_secret"}
 SET = {
     "gateway": OURS | {"verifier", "kvstore", "tenant_secret"},
-    "verifier": OURS | {"model_name", "drafter", "feature_layers", *GROUP},
+    "verifier": OURS | {"health_listen", "model_name", "drafter", "feature_layers", *GROUP},
     "drafter": OURS | {"target_path"},
     "kvstore": OURS | {"redis_url"},
 }

@@ -19,6 +19,13 @@ class VerifierServiceConfig(ComputingConfig):
 
     model_path: Path = field(metadata={"help": "folder of the checkpoint"})
     model_name: str = field(metadata={"min": 1, "max": 128, "help": "name under which the model is served"})
+    health_listen: str | None = field(
+        default=None,
+        metadata={
+            "help": "address at which a process of its own, without the model and without a device, answers health as "
+            "well, also while this one hangs; TLS as on the admin port; empty: none"
+        },
+    )
     drafter: str | None = field(
         default=None,
         metadata={

@@ -16,7 +16,7 @@ from hedgerow.rpc.work import computing_thread
 
 T = TypeVar("T")
 STUCK = 30.0  # seconds; the longest step, a full prefill chunk on a busy laptop, takes one or two
-STUCK_ON_DEVICE = 10.0  # every shape of step has been met before anybody asks for one, and takes tens of milliseconds
+STUCK_ON_DEVICE = 8.0  # every shape of step has been met by then, and takes tens of ms; known within 10, as in a group
 
 
 class StepLoop:

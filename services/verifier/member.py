@@ -19,6 +19,7 @@ from hedgerow.model.config import K2Config
 from hedgerow.model.room import check_room
 from hedgerow.rpc.ending import calls_until
 from hedgerow.rpc.health import Health
+from hedgerow.rpc.health_keeper import answered_beside
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.tls import mutual_contexts
@@ -53,7 +54,8 @@ async def run(config: VerifierServiceConfig, split: Split) -> None:
     async def serving() -> None:
         leaving = asyncio.create_task(_leave(host, health))
         try:
-            await serve("verifier", lambda server: None, config, health)
+            answering = serve("verifier", lambda server: None, config, health)
+            await answered_beside(answering, "verifier", config.health_listen, config, health)
             with contextlib.suppress(TimeoutError):  # the first host's sequences go on until it has no more of them
                 await asyncio.wait_for(over.wait(), calls_until(config.grace))
         finally:

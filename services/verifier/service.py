@@ -30,6 +30,7 @@ from hedgerow.model.select import Engine, load_target
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.ending import calls_until
 from hedgerow.rpc.health import Health
+from hedgerow.rpc.health_keeper import answered_beside
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import serve
 from hedgerow.rpc.tls import peer_files
@@ -83,6 +84,7 @@ async def run(config: VerifierServiceConfig) -> None:
     servicer = VerifierServicer(config.outgoing_messages, config.orphan_ms / 1000, attachments=attachments)
     health = Health([SERVICE], {"engine": servicer.check})
     serving = serve("verifier", servicer.register, config, health)
+    serving = answered_beside(serving, "verifier", config.health_listen, config, health)
     await serve_while(serving, _work(config, servicer, health, attachments))
 
 
@@ -111,6 +113,8 @@ async def _work(
         _said(probe, health)
 
     steps = StepLoop(group.engine, drafter, deliver, ahead=config.device == "cuda")
+    if config.device == "cuda":  # a call of the driver that does not return ends with the process alone
+        health.alive = lambda: steps.trouble() is None
     described = description(config.model_name, group.model, group.engine, incarnation, group.defaults)
     watch_engine(group.engine.load)
     watch_device(lambda: waited(group.model) + (hosted.waited() if hosted else 0.0))
