@@ -148,7 +148,10 @@ def test_probes_let_load_and_drain(values: str, sets: tuple[str, ...]) -> None:
             if not container.get("args", [""])[0].startswith(("services.", "deploy.")):
                 continue
             live, start = container["livenessProbe"], container["startupProbe"]
-            assert live["grpc"] == {"port": 7412, "service": "live"}, "what loads or waits must not be killed"
+            on_gpu = container["name"] == "verifier" and "nvidia.com/gpu" in container["resources"]["limits"]
+            port = 7415 if on_gpu else 7412  # of the process without a device, where there is one
+            assert live["grpc"] == {"port": port, "service": "live"}, "what loads or waits must not be killed"
+            assert {container[f"{each}Probe"]["grpc"]["port"] for each in ("startup", "readiness")} == {port}, where
             assert live["failureThreshold"] * live["periodSeconds"] >= 60, where
             if "verifier" in where:
                 assert start["failureThreshold"] * start["periodSeconds"] >= 180, where

@@ -44,6 +44,17 @@ def test_a_verifier_and_a_drafter_of_their_own_gpus() -> None:
     assert settings(objects, "drafter").device == "cuda"
 
 
+def test_a_verifier_on_gpus_is_probed_where_a_process_without_one_answers() -> None:
+    """And one on CPUs where it answers itself. The drafter's probes are its own."""
+    of_gpu = render("values", CUDA, "verifier.gpus=1", "drafter.gpus=1", "drafter.config.device=cuda")
+    for objects, port in ((of_gpu, 7415), (render("values"), 7412)):
+        made = container(objects, "verifier")[0]
+        assert {made[f"{each}Probe"]["grpc"]["port"] for each in ("startup", "liveness", "readiness")} == {port}
+        assert port in [each["containerPort"] for each in made["ports"]]
+        assert settings(objects, "verifier").health_listen == ("0.0.0.0:7415" if port == 7415 else None)
+        assert container(objects, "drafter")[0]["livenessProbe"]["grpc"]["port"] == 7412
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [

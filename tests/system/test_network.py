@@ -11,8 +11,8 @@ from tests.system.reach import Pod, Reach, pods_of, selected
 from tests.system.tools import VALUES, pod_specs, render
 
 pytestmark = pytest.mark.system
-PORTS = (7411, 7412, 7413, 7421, 7422, 7423, 6379, 22)
-# By port: who may call whom. Port 7412 is for the node's probes, which no policy holds.
+PORTS = (7411, 7412, 7413, 7415, 7421, 7422, 7423, 6379, 22)
+# By port: who may call whom. Ports 7412 and 7415 are for the node's probes, which no policy holds.
 CALLS = {
     7411: {("gateway", "verifier"), ("gateway", "kvstore"), ("verifier", "drafter"), ("test", "gateway")},
     6379: {("kvstore", "redis")},

@@ -116,6 +116,9 @@ ports:
   {{- if include "hedgerow.withDrafter" . }}
   - {name: drafter-metrics, containerPort: 7423}
   {{- end }}
+  {{- if and (eq .component "verifier") (include "hedgerow.onGpu" $values) }}
+  - {name: health, containerPort: 7415}
+  {{- end }}
   {{- if and (eq .component "verifier") (not .worker) (gt (int (default 1 $values.groupSize)) 1) }}
   - {name: group, containerPort: 7414}
   {{- end }}
@@ -143,21 +146,27 @@ lifecycle:
 {{- end }}
 {{- end }}
 
+{{/* Not empty where a verifier computes on a GPU: its probes are answered by a process that has none. */}}
+{{- define "hedgerow.onGpu" -}}
+{{- if eq (default "cpu" .config.device) "cuda" }}yes{{ end -}}
+{{- end }}
+
 {{/* Liveness asks whether the process answers at all: one that loads, waits for a peer or drains does, and a busy one has
-     a minute. What a start must reach: "" is to serve, "live" is to run. root, startupSeconds, startup */}}
+     a minute. What a start must reach: "" is to serve, "live" is to run. startupSeconds, startup, port */}}
 {{- define "hedgerow.probes" -}}
+{{- $port := default 7412 .port -}}
 startupProbe:
-  grpc: {port: 7412, service: {{ .startup | quote }}}
+  grpc: {port: {{ $port }}, service: {{ .startup | quote }}}
   periodSeconds: 2
   timeoutSeconds: 10
   failureThreshold: {{ div (add .startupSeconds 1) 2 }}
 livenessProbe:
-  grpc: {port: 7412, service: live}
+  grpc: {port: {{ $port }}, service: live}
   periodSeconds: 10
   timeoutSeconds: 10
   failureThreshold: 6
 readinessProbe:
-  grpc: {port: 7412, service: ""}
+  grpc: {port: {{ $port }}, service: ""}
   periodSeconds: 2
   timeoutSeconds: 5
   failureThreshold: 2

@@ -4,6 +4,7 @@
 {{- define "hedgerow.verifierTemplate" -}}
 {{- $root := .root -}}
 {{- $colocated := and (eq $root.Values.drafter.mode "colocated") (not .worker) -}}
+{{- $port := ternary 7415 7412 (eq (include "hedgerow.onGpu" $root.Values.verifier) "yes") -}}
 {{- $several := gt (int $root.Values.verifier.groupSize) 1 -}}
 metadata:
   {{- include "hedgerow.podMetadata" . | nindent 2 }}
@@ -29,9 +30,9 @@ spec:
       {{- end }}
       {{- if .worker }}
       # It is started as soon as it answers: it may wait for the leader's pod for as long as that takes.
-      {{- include "hedgerow.probes" (dict "startup" "live" "startupSeconds" 240) | nindent 6 }}
+      {{- include "hedgerow.probes" (dict "startup" "live" "startupSeconds" 240 "port" $port) | nindent 6 }}
       {{- else }}
-      {{- include "hedgerow.probes" (dict "startup" "" "startupSeconds" $root.Values.verifier.startupSeconds) | nindent 6 }}
+      {{- include "hedgerow.probes" (dict "startup" "" "startupSeconds" $root.Values.verifier.startupSeconds "port" $port) | nindent 6 }}
       {{- end }}
       resources:
         {{- include "hedgerow.resources" . | nindent 8 }}
