@@ -7,10 +7,13 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
+from hedgerow.cli.ports import free_ports
 from hedgerow.cli.supervisor import Stack, StackConfig
 from hedgerow.client import AsyncClient, Options, Retry
+from hedgerow.rpc import probe
 from tests.polling import soon
 from tests.tiny import TinyPaths, TinyTarget, write_tiny
 
@@ -31,8 +34,17 @@ def two_ranks(models: TinyPaths, data: Path, **settings: str) -> Stack:
 
 @pytest.fixture(scope="module")
 def stack(models: TinyPaths, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with two_ranks(models, tmp_path_factory.mktemp("data")) as running:
+    beside = f"127.0.0.1:{next(free_ports(1))}"
+    with two_ranks(models, tmp_path_factory.mktemp("data"), HEALTH_LISTEN=beside) as running:
         yield running
+
+
+def health(stack: Stack) -> str:
+    """What the process beside the verifier says of it, or the code of the error."""
+    try:
+        return probe.ask(stack.config.settings["verifier"]["HEALTH_LISTEN"], 10)
+    except grpc.RpcError as error:
+        return str(error.code().name)
 
 
 def ranks(pid: int) -> list[int]:
@@ -81,6 +93,7 @@ async def test_a_stream_outlives_a_lost_rank(stack: Stack, number: signal.Signal
     expected = await tokens(stack, 8, 100)
     verifier = stack.pid("verifier")
     (lost,) = ranks(verifier)
+    await soon(lambda: health(stack) == "SERVING", 30, "SERVING")
     found: list[int] = []
     async with AsyncClient(stack.address("gateway"), retry=Retry(total=100)) as client:
         async for chunk in client.generate(TEXT, budget=8, max_tokens=100, **OPTIONS):
@@ -91,6 +104,7 @@ async def test_a_stream_outlives_a_lost_rank(stack: Stack, number: signal.Signal
     assert found == expected
     stack.wait_ready("verifier")
     assert len(ranks(stack.pid("verifier"))) == 1
+    await soon(lambda: health(stack) == "SERVING", 30, "SERVING again, from the same port")
     assert any("a rank of the group is lost" in line for line in stack.logs("verifier"))
 
 

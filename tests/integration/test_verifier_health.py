@@ -63,7 +63,7 @@ def test_probes_are_answered_while_the_verifier_hangs_and_it_comes_back(tiny: Mo
         eventually(lambda: said(listen) == "SERVING", 30, "SERVING after a restart")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="of the kernel's")
+@pytest.mark.long
 def test_a_verifier_whose_health_port_is_taken_does_not_start(tiny: Models) -> None:
     listen = f"127.0.0.1:{next(free_ports(1))}"
     given = {"model_path": tiny.target, "model_name": "m", "cache_pages": 64, "health_listen": listen}

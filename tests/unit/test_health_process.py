@@ -179,6 +179,8 @@ async def test_one_that_ends_is_started_anew_and_one_that_hangs_as_well(monkeypa
         await becomes(listen, "SERVING")
         first.send_signal(signal.SIGTERM)  # as everything of a unit or a terminal may get it: it stays
         first.send_signal(signal.SIGINT)
+        await becomes(listen, "SERVING")
+        assert first.poll() is None
         first.kill()
         await soon(lambda: keeper.process is not first, 60, "another process")
         await becomes(listen, "SERVING")
