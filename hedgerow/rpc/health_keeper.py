@@ -68,7 +68,10 @@ class Keeper:
         delay = FIRST_DELAY
         while True:
             began = time.monotonic()
-            why = await self._run_one()
+            try:
+                why = await self._run_one()
+            except OSError as error:  # no process or file is left to be had; the service needs none
+                why = str(error)
             if not self._answered:
                 raise ConfigError(variable_of("health_listen"), repr(self._spec.listen), why)
             delay = FIRST_DELAY if time.monotonic() - began > LAST_DELAY else delay
@@ -99,17 +102,18 @@ class Keeper:
         try:
             while process.poll() is None:
                 now = time.monotonic()
-                taken = now if self._beat(process) else taken
-                if said.done() and not ready:
-                    word = said.result().decode(errors="replace").strip()
-                    if not (ready := self._said(process, word)):
-                        return word.removeprefix("failed ") or "it said nothing"
-                if now - taken > SILENT or (not ready and now - began > START_PATIENCE):
+                if self._beat(process) or not ready:  # it does not read before it is ready
+                    taken = now
+                if said.done() and not ready and not (ready := self._said(process, _text(said.result()))):
+                    break
+                if now - taken > SILENT or not (ready or now - began < START_PATIENCE):
                     return "it hangs"
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), BEAT)
                 self._changed.clear()
-            return f"it ended with status {process.wait()}"
+            if not ready:
+                return _text(await said).removeprefix("failed ") or "it ended before it answered"
+            return f"it ended with status {process.returncode}"
         finally:
             said.cancel()
 
@@ -136,6 +140,10 @@ class Keeper:
         except OSError:  # it has ended, which is seen where it is waited for
             return True
         return True
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").strip()
 
 
 def start(spec: Spec) -> subprocess.Popen[bytes]:

@@ -24,7 +24,7 @@ from hedgerow.rpc import health_keeper, probe
 from hedgerow.rpc.config import ConfigError
 from hedgerow.rpc.health import LIVE, Health
 from hedgerow.rpc.health_keeper import Keeper, spec_of
-from hedgerow.rpc.health_process import MOST_LINE, SILENT, Beat, Lines, Pulse, Spec
+from hedgerow.rpc.health_process import BEAT, MOST_LINE, SILENT, Beat, Lines, Pulse, Spec
 from hedgerow.rpc.server import ServerConfig
 from tests.certificates import Authority
 from tests.polling import eventually, soon
@@ -171,6 +171,15 @@ async def test_it_answers_by_the_names_of_the_process_and_follows_it() -> None:
 
 async def test_one_that_ends_is_started_anew_and_one_that_hangs_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_keeper, "FIRST_DELAY", 0.01)
+    tries, real = [0], health_keeper.start
+
+    def start(spec: Spec) -> subprocess.Popen[bytes]:
+        tries[0] += 1
+        if tries[0] == 2:
+            raise OSError("no process is to be had")
+        return real(spec)
+
+    monkeypatch.setattr(health_keeper, "start", start)
     listen, health = address(), Health([])
     health.report("starting", None)
     async with kept(health, listen) as keeper:
@@ -191,8 +200,11 @@ async def test_one_that_ends_is_started_anew_and_one_that_hangs_as_well(monkeypa
         assert second is not None
         second.send_signal(signal.SIGSTOP)
         await soon(lambda: keeper.process is not second, 60, "another process than the stopped one")
+        monkeypatch.setattr(health_keeper, "SILENT", SILENT)
+        monkeypatch.setattr(health_keeper, "BEAT", BEAT)
         assert second.poll() == -signal.SIGKILL
         await becomes(listen, "SERVING")
+        assert tries[0] >= 4, "the first, one that could not be started, and one each time"
 
 
 async def test_a_port_that_is_taken_is_refused_by_name() -> None:
