@@ -5,7 +5,7 @@
 The container is the verifier: it ends when the verifier ends, with its status. The drafter can only make it faster, so
 one that dies is started again, and it is stopped last. Each has the HEDGEROW_* variables of its own folder alone, one
 file a variable, since a service refuses what it does not know; the container's own go to neither. Others of the
-container are for both; one that begins with DRAFTER__ is the drafter's alone, without that.
+container are for both; one that begins with DRAFTER__ or VERIFIER__ is that one's alone, without that.
 
 A signal is passed on to the verifier, also one that comes before there is one; a second one ends everything at once.
 """
@@ -21,19 +21,19 @@ from pathlib import Path
 
 from hedgerow.rpc import ending
 
-PREFIX, DRAFTERS = "HEDGEROW_", "DRAFTER__"
+PREFIX = "HEDGEROW_"
 FIRST_DELAY, LAST_DELAY = 1.0, 30.0  # seconds between starts of a drafter that ends
 PATIENCE = 10.0  # seconds for a drafter to stop, then it is killed
 COMMANDS = {name: (sys.executable, "-m", f"services.{name}") for name in ("verifier", "drafter")}
+OWN = {name: f"{name.upper()}__" for name in COMMANDS}
 
 
 def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """`base` without any HEDGEROW_* variable, and those of the folder, whose name is the service's. Raises OSError."""
     own = {path.name: path.read_text() for path in sorted(folder.iterdir()) if path.name.startswith(PREFIX)}
-    kept = {name: value for name, value in base.items() if not name.startswith((PREFIX, DRAFTERS))}
-    if folder.name == "drafter":
-        kept |= {name.removeprefix(DRAFTERS): value for name, value in base.items() if name.startswith(DRAFTERS)}
-    return kept | own
+    kept = {name: value for name, value in base.items() if not name.startswith((PREFIX, *OWN.values()))}
+    mine = OWN[folder.name]
+    return kept | {name.removeprefix(mine): base[name] for name in base if name.startswith(mine)} | own
 
 
 async def keep_drafter(env: Mapping[str, str], at_once: asyncio.Event) -> None:

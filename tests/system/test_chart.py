@@ -32,6 +32,7 @@ from tests.system.tools import (
 
 pytestmark = pytest.mark.system
 EXTERNAL = ("redis.bundled=false", "secrets.redisUrl=redis+sentinel://u:p@s1:26379\\,s2:26379/mymaster")
+VERIFIERS = "VERIFIER__"  # of the variables that `deploy.docker.together` gives to the verifier alone
 SEVERAL = ("verifier.kind=LeaderWorkerSet", "verifier.groupSize=2", "verifier.config.tensor_parallel=4")
 MATRIX: list[tuple[str, ...]] = [
     (),
@@ -95,7 +96,10 @@ def variables(
     if container.get("args", [""])[0] == "deploy.docker.together":
         volumes = {each["name"]: each for each in spec["volumes"]}
         mounted = {each["mountPath"]: volumes[each["name"]] for each in container["volumeMounts"]}
-        return {name: settings(mounted[f"/etc/hedgerow/settings/{name}"], maps) for name in ("verifier", "drafter")}
+        base = {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
+        own = {name.removeprefix(VERIFIERS): base[name] for name in base if name.startswith(VERIFIERS)}
+        given = {"verifier": own, "drafter": {}}
+        return {name: given[name] | settings(mounted[f"/etc/hedgerow/settings/{name}"], maps) for name in given}
     if not container.get("args", [""])[0].startswith("services."):
         return {}
     env: dict[str, str] = {}

@@ -8,7 +8,7 @@ import pytest
 
 from services.verifier.group import split_of
 from tests.system.test_chart_own import container, settings
-from tests.system.tools import chosen, named, render, template
+from tests.system.tools import chosen, named, pod_specs, render, template
 
 pytestmark = pytest.mark.system
 CUDA, OLD = "verifier.config.device=cuda", "verifier.set=b,previous[0].verifier.set="
@@ -45,14 +45,38 @@ def test_a_verifier_and_a_drafter_of_their_own_gpus() -> None:
 
 
 def test_a_verifier_on_gpus_is_probed_where_a_process_without_one_answers() -> None:
-    """And one on CPUs where it answers itself. The drafter's probes are its own."""
-    of_gpu = render("values", CUDA, "verifier.gpus=1", "drafter.gpus=1", "drafter.config.device=cuda")
-    for objects, port in ((of_gpu, 7415), (render("values"), 7412)):
-        made = container(objects, "verifier")[0]
-        assert {made[f"{each}Probe"]["grpc"]["port"] for each in ("startup", "liveness", "readiness")} == {port}
-        assert port in [each["containerPort"] for each in made["ports"]]
+    """And one on CPUs, or of an image without such a process, where it answers itself. A drafter's are its own."""
+    of_gpu = (CUDA, "verifier.gpus=1", "drafter.gpus=1", "drafter.config.device=cuda")
+    for sets, port in ((of_gpu, 7415), ((*of_gpu, "verifier.healthProcess=false"), 7412), ((), 7412)):
+        objects = render("values", *sets)
+        asked_at(port, container(objects, "verifier")[0])
         assert settings(objects, "verifier").health_listen == ("0.0.0.0:7415" if port == 7415 else None)
         assert container(objects, "drafter")[0]["livenessProbe"]["grpc"]["port"] == 7412
+
+
+def asked_at(port: int, made: dict[str, Any]) -> None:
+    """The probes of a verifier's container, and what it is told."""
+    assert {made[f"{each}Probe"]["grpc"]["port"] for each in ("startup", "liveness", "readiness")} == {port}
+    assert port in [each["containerPort"] for each in made["ports"]]
+    told = [each["value"] for each in made.get("env", []) if each["name"].endswith("HEDGEROW_HEALTH_LISTEN")]
+    assert told == (["0.0.0.0:7415"] if port == 7415 else [])
+
+
+@pytest.mark.parametrize("mode", ["deployment", "colocated", "in-process"])
+def test_what_an_upgrade_leaves_is_told_nothing_that_an_older_image_refuses(mode: str) -> None:
+    """Unless it says that its image knows it. Never in the ConfigMap: a container may start again in its old pod."""
+    sets = (CUDA, "verifier.gpus=1", f"drafter.mode={mode}", "model.drafterPath=/app/models/sapling-dflash")
+    if mode == "deployment":
+        sets = (*sets, "drafter.gpus=1", "drafter.config.device=cuda")
+    for said, port in (
+        ("previous[0].images.engine.tag=0.0.9", 7412),
+        ("previous[0].verifier.healthProcess=true", 7415),
+    ):
+        objects = render("values", *sets, f"{OLD},{said}")
+        asked_at(7415, pod_specs(objects)["StatefulSet/demo-hedgerow-verifier-b"]["containers"][0])
+        asked_at(port, pod_specs(objects)["StatefulSet/demo-hedgerow-verifier"]["containers"][0])
+        data = [each["data"] for each in objects if each["kind"] == "ConfigMap"]
+        assert not [each for each in data if "HEDGEROW_HEALTH_LISTEN" in each]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from tests.polling import soon
 
 # Each writes down what it was given, once a start; the drafter dies twice before it stays.
 NOTE = "import os, pathlib, signal, sys, time\nplace = pathlib.Path(os.environ['PLACE'])\n"
-NOTE += "names = sorted(name for name in os.environ if name.startswith(('HEDGEROW_', 'DRAFTER__', 'OWN')))\n"
+NOTE += (
+    "names = sorted(name for name in os.environ if name.startswith(('HEDGEROW_', 'DRAFTER__', 'VERIFIER__', 'OWN')))\n"
+)
 NOTE += "with (place / sys.argv[1]).open('a') as file: file.write(','.join(names) + '\\n')\n"
 VERIFIER = NOTE + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n(place / 'ready').touch()\ntime.sleep(60)\n"
 DRAFTER = (
@@ -46,12 +48,12 @@ def lines(path: Path) -> list[str]:
 
 
 async def test_each_has_its_own_settings_and_a_drafter_that_dies_is_started_again(place: Path) -> None:
-    own = {"DRAFTER__OWN_DRAFTS": "1", "OWN_OF_BOTH": "1"}
+    own = {"DRAFTER__OWN_DRAFTS": "1", "VERIFIER__HEDGEROW_HEALTH_LISTEN": "here", "OWN_OF_BOTH": "1"}
     base = dict(os.environ) | {"PLACE": str(place), "HEDGEROW_ADMIN_LISTEN": "the container's"} | own
     running = asyncio.create_task(together.run(place / "settings", base))
     await soon(lambda: (place / "stays").exists() and (place / "ready").exists(), 20)
     assert lines(place / "drafter") == ["HEDGEROW_DRAFTER_ONLY,HEDGEROW_LISTEN,OWN_DRAFTS,OWN_OF_BOTH"] * 3
-    assert lines(place / "verifier") == ["HEDGEROW_LISTEN,HEDGEROW_VERIFIER_ONLY,OWN_OF_BOTH"]
+    assert lines(place / "verifier") == ["HEDGEROW_HEALTH_LISTEN,HEDGEROW_LISTEN,HEDGEROW_VERIFIER_ONLY,OWN_OF_BOTH"]
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, 20) == 7, "the verifier's status"
     assert lines(place / "verifier") == lines(place / "verifier")[:1], "it is the container: started once"

@@ -116,7 +116,7 @@ ports:
   {{- if include "hedgerow.withDrafter" . }}
   - {name: drafter-metrics, containerPort: 7423}
   {{- end }}
-  {{- if and (eq .component "verifier") (include "hedgerow.onGpu" $values) }}
+  {{- if and (eq .component "verifier") (include "hedgerow.beside" $values) }}
   - {name: health, containerPort: 7415}
   {{- end }}
   {{- if and (eq .component "verifier") (not .worker) (gt (int (default 1 $values.groupSize)) 1) }}
@@ -146,9 +146,9 @@ lifecycle:
 {{- end }}
 {{- end }}
 
-{{/* Not empty where a verifier computes on a GPU: its probes are answered by a process that has none. */}}
-{{- define "hedgerow.onGpu" -}}
-{{- if eq (default "cpu" .config.device) "cuda" }}yes{{ end -}}
+{{/* Not empty where a verifier computes on a GPU and its probes are answered by a process that has none. */}}
+{{- define "hedgerow.beside" -}}
+{{- if and .healthProcess (eq (default "cpu" .config.device) "cuda") }}yes{{ end -}}
 {{- end }}
 
 {{/* Liveness asks whether the process answers at all: one that loads, waits for a peer or drains does, and a busy one has

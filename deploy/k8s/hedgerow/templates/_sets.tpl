@@ -1,12 +1,13 @@
 {{/* A set: verifier groups of one fingerprint, and their drafter. The values' own, and those that an upgrade left. */}}
 
 {{/* The values of every set as a JSON list, the newest first. What an entry of `previous` says goes before the rest, key
-     by key of `model`, `verifier`, `drafter` and `images`. */}}
+     by key of `model`, `verifier`, `drafter` and `images`. Its image may be one that refuses HEDGEROW_HEALTH_LISTEN. */}}
 {{- define "hedgerow.sets" -}}
 {{- $sets := list (merge (dict "leaving" false) .Values) -}}
 {{- $names := list .Values.verifier.set -}}
 {{- range $entry := .Values.previous -}}
 {{- $values := deepCopy (omit $.Values "previous") -}}
+{{- $_ := set $values.verifier "healthProcess" false -}}
 {{- range $part := list "images" "model" "verifier" "drafter" -}}
 {{- range $key, $value := index $entry $part -}}
 {{- $_ := set (index $values $part) $key $value -}}

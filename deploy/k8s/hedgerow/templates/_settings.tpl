@@ -35,7 +35,6 @@
 {{- else if eq .service "verifier" -}}
 {{- $_ := set $settings "MODEL_PATH" $root.Values.model.path -}}
 {{- $_ := set $settings "MODEL_NAME" $root.Values.model.name -}}
-{{- if include "hedgerow.onGpu" $values -}}{{- $_ := set $settings "HEALTH_LISTEN" (printf "%s:7415" $host) -}}{{- end -}}
 {{- if gt (int $values.groupSize) 1 -}}
 {{- $_ := set $settings "GROUP_HOSTS" (toString $values.groupSize) -}}
 {{- $_ := set $settings "GROUP_LISTEN" (printf "%s:7414" $host) -}}

@@ -4,7 +4,8 @@
 {{- define "hedgerow.verifierTemplate" -}}
 {{- $root := .root -}}
 {{- $colocated := and (eq $root.Values.drafter.mode "colocated") (not .worker) -}}
-{{- $port := ternary 7415 7412 (eq (include "hedgerow.onGpu" $root.Values.verifier) "yes") -}}
+{{- $beside := include "hedgerow.beside" $root.Values.verifier -}}
+{{- $port := ternary 7415 7412 (ne $beside "") -}}
 {{- $several := gt (int $root.Values.verifier.groupSize) 1 -}}
 metadata:
   {{- include "hedgerow.podMetadata" . | nindent 2 }}
@@ -24,6 +25,7 @@ spec:
       {{- $env := include "hedgerow.env" . | trim }}
       {{- if and $several (not $colocated) }}{{ $env = printf "%s\n%s" (include "hedgerow.groupEnv" . | trim) $env | trim }}{{ end }}
       {{- if $colocated }}{{ $env = printf "%s\n%s" $env (include "hedgerow.drafterEnv" $root | trim) | trim }}{{ end }}
+      {{- if $beside }}{{ $env = printf "%s\n%s" (include "hedgerow.besideEnv" $root | trim) $env | trim }}{{ end }}
       {{- with $env }}
       env:
         {{- . | nindent 8 }}
@@ -78,6 +80,13 @@ spec:
 - name: HEDGEROW_GROUP_LEADER
   value: $(LWS_LEADER_ADDRESS).svc.{{ .root.Values.network.clusterDomain }}:7414
 {{- end }}
+{{- end }}
+
+{{/* Of the pod, not in the ConfigMap: it comes and goes with the probes that ask there, also where a container starts again
+     after an upgrade that left its pod as it was. */}}
+{{- define "hedgerow.besideEnv" -}}
+- name: {{ ternary "VERIFIER__" "" (eq .Values.drafter.mode "colocated") }}HEDGEROW_HEALTH_LISTEN
+  value: {{ printf "%s:7415" .Values.network.listenHost | quote }}
 {{- end }}
 
 {{/* A co-located drafter's own variables: its process gets them without the prefix (deploy/docker/together.py). */}}
