@@ -12,6 +12,7 @@ Results go to bench/results/mixed.json (mixed-cuda.json, mixed-fed.json) with ma
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -77,6 +78,12 @@ def beside(engine: VerifierEngine, step: Callable[[], StepResult | None]) -> lis
     return found
 
 
+def settled() -> None:
+    """What was made so far stays: as in a service, no full collection walks over it (hedgerow/rpc/work.py)."""
+    gc.collect()
+    gc.freeze()
+
+
 def config_of(subjects: Subjects, factor: float, args: argparse.Namespace) -> EngineConfig:
     pages = (args.streams + 1) * -(-(subjects.model.config.max_position_embeddings + args.budget) // 64)
     return EngineConfig(max_sequences=args.streams + 1, pages=pages, prefill_factor=factor)
@@ -94,6 +101,7 @@ def prepare(subjects: Subjects, args: argparse.Namespace) -> FedSteps | None:
     steps = fed_steps(model, subjects.draft_model) if args.fed else None
     if steps is not None:
         steps.prepare(args.streams + 1, [args.budget])
+    settled()
     return steps
 
 

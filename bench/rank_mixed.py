@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.drive import Job
-from bench.mixed import LONG, beside, timed
+from bench.mixed import LONG, beside, settled, timed
 from bench.rank_floor import routing
 from bench.rank_model import COMMON, Drawn, RankModel, rank_config, rank_sizes
 from bench.serving import percentile
@@ -99,7 +99,8 @@ class Bench:
         self.choose = random.Random(2)
 
     def prepare(self) -> None:
-        """Records the steps that will be met."""
+        """Records the steps that will be met, as a verifier does before its first request."""
+        self.model._prepare(self.model._room.rows)  # the cache has grown: what is recorded before is dropped
         pages, shapes = self.model._most_pages, list[Shape]()
         room, streams = self.model._room.rows, self.args.streams
         for budget in self.args.budgets:
@@ -112,6 +113,7 @@ class Bench:
                 shapes += [shape._replace(whole=True), last]
         every = list(dict.fromkeys(shapes))
         prepare_all("a step", every, lambda shape: self.model._passes[shape].launch, self.model.device)
+        settled()
 
     def tokens(self, count: int) -> list[int]:
         return [self.choose.randrange(self.config.vocab_size) for _ in range(count)]
