@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from hedgerow.engine.step_times import kind
 
 UNKNOWN = 16  # rows of the first chunk
-FEW, SOON, LATER = 4, 2, 8  # sizes below which little is known; times the largest chunk that the next one may be
-YOUNG, LEARNS, FARTHEST = 3, 0.2, 2.0  # times of a kind from which on the level follows a share of its deviations;
-# the largest that counts, as a ratio
+GROWS = 2  # times the largest chunk that was seen: the next one is no larger, whatever a few noisy times promise
+YOUNG = 3  # times of a kind from which on it tells what to expect of its size
+SIZES = 3  # kinds from which on the fit does, of the others
+LEARNS, FOLLOWS, FARTHEST = 0.2, 0.3, 2.0  # weight of a new time; share of a deviation that the level follows; the
+# largest that counts, as a ratio
 LITTLE = 0.25  # of what the first row adds: fewer rows would save no more than that
 TRUSTED = 4.0  # times of a kind from which on half of it is believed
 
@@ -29,12 +31,11 @@ class ChunkTimes:
 
     def took(self, rows: int, added: float, whole: float) -> None:
         """A step of `whole` ms, to which a chunk of so many rows added `added`."""
-        seen = self._kinds.setdefault(kind(rows), [0.0, 0.0, 0.0, 0.0])
-        added = max(added, 0.01 * whole)
-        if seen[0] >= YOUNG:
-            expected = seen[2] * self._level
+        added, expected = max(added, 0.01 * whole), self._expected(rows)
+        if expected:
             added = min(max(added, expected / FARTHEST), expected * FARTHEST)
-            self._level *= (added / expected) ** LEARNS
+            self._level *= (added / expected) ** FOLLOWS
+        seen = self._kinds.setdefault(kind(rows), [0.0, 0.0, 0.0, 0.0])
         seen[0] += 1
         weight = max(1 / seen[0], LEARNS)
         for place, value in enumerate((rows, added / self._level, whole), 1):
@@ -47,10 +48,21 @@ class ChunkTimes:
         if not self._most:
             return UNKNOWN
         first, each = (one * self._level for one in self._fit())
-        most = max((SOON if len(self._kinds) < FEW else LATER) * self._most, UNKNOWN)
+        most = max(GROWS * self._most, UNKNOWN)
         if each * most <= max(allowed - first, LITTLE * first):
             return most
         return max(1, int(max(allowed - first, LITTLE * first) / each))
+
+    def _expected(self, rows: int) -> float:
+        """ms that such a chunk is likely to add; 0: too little is known. Sizes that were hardly seen count too, or the
+        level would lag behind a prompt whose chunks take longer and become smaller with each."""
+        seen = self._kinds.get(kind(rows))
+        if seen is not None and seen[0] >= YOUNG:
+            return seen[2] * self._level
+        if len(self._kinds) < SIZES:
+            return 0.0
+        first, each = self._fit()
+        return (first + each * rows) * self._level
 
     def _fit(self) -> tuple[float, float]:
         """The smallest sum of squared errors, of each step relative to all of it. Neither term is negative."""

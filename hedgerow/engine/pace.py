@@ -10,16 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hedgerow.engine.budgets import Budgets
-from hedgerow.engine.chunk_times import UNKNOWN, ChunkTimes
+from hedgerow.engine.chunk_times import FARTHEST, UNKNOWN, ChunkTimes
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.rows import Part, Walk
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import Phase
-from hedgerow.engine.step_times import Load, StepTimes
+from hedgerow.engine.step_times import Load, StepTimes, kind
 from hedgerow.engine.tree import TreeConfig
 from hedgerow.engine.types import DraftBatch, PaceLoad
 
-ALL, EVERY = 200, 5  # first steps, all of which are learned from; of the later ones each fifth, and every unusual one
+ALL, EVERY = 200, 5  # first steps, all of which are learned from; of the later ones each fifth, and of those whose
+# budgets are chosen every unusual one: a fit takes 0.2 ms, which a step beside a prompt would pay
+KNOWN, NEWEST = 8, 0.08  # steps of a kind from which on it is known without a fit; the weight of a later one
+KINDS = 64  # of decoding steps
 
 
 class Ran(NamedTuple):
@@ -31,13 +34,41 @@ class Ran(NamedTuple):
     tokens: int
 
 
+class Alone:
+    """What steps without prompts took, by kind, as it was: what the steps beside a prompt are measured against.
+
+    No fit and no factor of the machine's is in it, as in `StepTimes`: these follow chunks too, which take longer as
+    their prompts do, and would allow them more the more they took.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[int, ...], tuple[int, float]] = {}  # times, ms; the newest stands last
+
+    def took(self, load: Load, ms: float) -> None:
+        times, before = self._kinds.pop(_kind(load), (0, ms))
+        if times >= KNOWN:  # in a step that took many times as long somebody else had the cores
+            ms = min(max(ms, before / FARTHEST), before * FARTHEST)
+        self._kinds[_kind(load)] = times + 1, before + max(1 / (times + 1), NEWEST) * (ms - before)
+        if len(self._kinds) > KINDS:
+            del self._kinds[next(iter(self._kinds))]
+
+    def milliseconds(self, load: Load) -> float:
+        """0: hardly seen."""
+        times, ms = self._kinds.get(_kind(load), (0, 0.0))
+        return ms if times >= KNOWN else 0.0
+
+
+def _kind(load: Load) -> tuple[int, ...]:
+    return kind(load.sequences), kind(load.rows), kind(load.drafts), kind(load.nodes)
+
+
 class Pace:
     """One engine's. Not safe for use by several threads at once."""
 
     def __init__(self, config: EngineConfig, made: Callable[[], int] = lambda: 0) -> None:
         """`made`: as `hedgerow.model.interface.Records.made`."""
         self._factor, self._most = config.prefill_factor, config.prefill_rows
-        self.times, self.chunks = StepTimes(), ChunkTimes()
+        self.times, self.chunks, self._without = StepTimes(), ChunkTimes(), Alone()
         self.budgets = Budgets(self.times, config.auto_budget) if config.auto_budget else None
         self.predicted_ms = self.measured_ms = 0.0  # of steps that were predicted before they ran, all together
         self._made, self._made_before = made, 0
@@ -59,9 +90,13 @@ class Pace:
             return
         ms = (now_ns - ran.begun_ns) / 1e6
         self._count += 1
-        trying = self.budgets is not None and self.budgets.trying
-        if self._count < ALL or self._count % EVERY == 0 or trying or ran.load.chunk:
+        unusual = self.budgets is not None and (self.budgets.trying or ran.load.chunk > 0)
+        if self._count < ALL or self._count % EVERY == 0 or unusual:
             self._learn_step(ran, ms)
+        if not ran.load.chunk:
+            self._without.took(ran.load, ms)
+        elif self._alone_ms:
+            self.chunks.took(ran.load.chunk, ms - self._alone_ms, ms)
         if self.budgets is not None:
             self.budgets.took(ran.tokens, ms)
 
@@ -72,8 +107,6 @@ class Pace:
         asked = ran.load.drafts or ran.load.fed
         draft = ran.draft_ns / 1e6 if asked else 0.0
         self.times.took(ran.load, draft, ms - draft)
-        if ran.load.chunk and self._alone_ms:
-            self.chunks.took(ran.load.chunk, ms - self._alone_ms, ms)
 
     def idle(self) -> None:
         """There is nothing to do: the time that passes is no step's."""
@@ -103,8 +136,7 @@ class Pace:
         load = Load(len(works), rows, sum(work.prefix for work in works))
         if budgets and not self.fed:
             load = load._replace(drafts=len(budgets), nodes=sum(budgets), fed=len(works))
-        alone = self.times.milliseconds(load)
-        self._alone_ms = alone
+        alone = self._alone_ms = self._without.milliseconds(load) or self.times.milliseconds(load)
         if not alone:
             return min(UNKNOWN, self._most)
         allowed = alone * (self._factor - 1) * max(1.0, prompts / len(works))

@@ -10,7 +10,8 @@ import pytest
 
 from hedgerow.engine.chunk_times import UNKNOWN, ChunkTimes
 from hedgerow.engine.config import EngineConfig
-from hedgerow.engine.pace import Pace
+from hedgerow.engine.pace import KINDS as KINDS_ALONE
+from hedgerow.engine.pace import KNOWN, Alone, Pace
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import AttachedSequence, Phase
 from hedgerow.engine.step_times import FAR, KINDS, Load, StepTimes, Table, kind
@@ -192,3 +193,33 @@ def test_steps_in_which_something_was_recorded_teach_nothing() -> None:
         now += int(taken[-1] * 1e6)
     assert max(taken[80:]) < 1.1 * 16
     assert min(taken[80:]) > 0.85 * 16
+
+
+def test_chunks_that_take_longer_and_longer_are_not_allowed_more() -> None:
+    """What steps take without their chunks is what such steps took: it does not follow those with chunks."""
+    pace, now, taken = Pace(EngineConfig(prefill_factor=1.8, prefill_rows=ROWS)), 1_000_000, list[float]()
+    noise, prefix = random.Random(3), 0
+    for step in range(400):
+        pace.begins(now)
+        rows = 0 if step < 60 else pace.chunk_rows(pace.choose(works(8, 7)), 1)
+        pace.loaded(Load(8, 64, 800, len(works(8)), 56, chunk=rows, scores=rows * prefix))
+        prefix += rows
+        taken.append((8 + (small(rows) * 10 * (1 + prefix / 100_000) if rows else 0)) * noise.lognormvariate(0, 0.03))
+        now += int(taken[-1] * 1e6)
+    beside = sorted(taken[60:])
+    assert beside[len(beside) // 2] == pytest.approx(1.8 * 8, rel=0.05)
+    assert beside[-4] < 2 * 8
+
+
+def test_a_kind_of_step_hardly_seen_is_not_known_alone() -> None:
+    alone, load = Alone(), Load(8, 8, 800)
+    for _ in range(KNOWN):
+        assert alone.milliseconds(load) == 0
+        alone.took(load, 5.0)
+    assert alone.milliseconds(load) == pytest.approx(5)
+    for _ in range(3):
+        alone.took(load, 500.0)
+    assert alone.milliseconds(load) < 7, "somebody else had the cores"
+    for n in range(2 * KINDS_ALONE):
+        alone.took(Load(n % 16, 9 + n // 16, 0), 1.0)
+    assert alone.milliseconds(load) == 0, "the oldest kind has gone"
