@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 SAME = {"linear_held": "_linear"}  # forms of one op
+NORMED = "linear_normed"  # a norm with the product behind it
 NORM = "_add_rmsnorm"  # one before attention, one before the experts, one at the end
 # What the launches of one name are, in their order within a segment.
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -77,11 +78,14 @@ def classified(events: Sequence[Event], layers: int) -> Profile:
     for event in events:
         name = short(event.name)
         name = SAME.get(name, name)
-        if NORM in name:
+        if NORM in name or name == NORMED:
             norms += 1
             segment = "end" if norms > 2 * layers else "attention" if norms % 2 else "experts"
             seen.clear()
             label = "add + norm"
+            if name == NORMED:
+                seen["_linear"] = 1
+                label += f" + {KNOWN[segment]['_linear'][0]}"
         else:
             place = seen[name] = seen.get(name, 0) + 1
             known = KNOWN.get(segment, {}).get(name, ())

@@ -73,6 +73,10 @@ def as_served(launch: Launch) -> Launch:
 
 
 def build(launch: Launch, capability: int) -> Compiled:
+    return read(kernel_of(launch, capability), capability)
+
+
+def kernel_of(launch: Launch, capability: int) -> Any:
     """As Triton specialises: pointers are aligned, integers 1 are constants, multiples of 16 are known as such."""
     signature, constants, attributes = dict[str, str](), dict[tuple[int, ...], Any](), dict[tuple[int, ...], Any]()
     for i, parameter in enumerate(launch.function.params):
@@ -94,7 +98,7 @@ def build(launch: Launch, capability: int) -> Compiled:
             attributes[(i,)] = [["tt.divisibility", 16]]
     source_of = GluonASTSource if isinstance(launch.function, GluonJITFunction) else ASTSource
     source = source_of(launch.function, signature, constants, attributes)
-    return read(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options), capability)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
 
 
 def read(kernel: Any, capability: int) -> Compiled:

@@ -5,28 +5,37 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from kernels.gpu.absorb import absorb
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.linear import CUTS, apart, cut_of, multiply, parts_of
+from kernels.gpu.linear_activated import ACTIVATED, multiply_activated
 from kernels.gpu.linear_held import HELD, MOST, multiply_held
+from kernels.gpu.linear_normed import NORMED, linear_parts_normed, shared_by
 from kernels.gpu.rope import mla_inputs
 from kernels.gpu.router import route
 from kernels.gpu.silu_mul import silu_mul
-from tests.gpu_compile import SHARED, Compiled, build, launches
+from tests.gpu_compile import SHARED, Compiled, Launch, kernel_of, launches, read
+from tests.gpu_ptx import squares
 
 HEADS = {(512, 128): 8, (128, 512): 8}
 
 
-def built(run: Callable[[], object], what: str, capability: int) -> Compiled:
-    """As it is served: behind the kernel before it."""
+def served(run: Callable[[], object]) -> Launch:
+    """The launch, behind the kernel before it."""
     (launch,) = launches(run)
     if "PDL" in launch.function.arg_names:
         launch.arguments["PDL"] = True
     launch.options["launch_pdl"] = True
-    got = build(launch, capability)
+    return launch
+
+
+def built(run: Callable[[], object], what: str, capability: int) -> Compiled:
+    """As it is served."""
+    got = read(kernel_of(served(run), capability), capability)
     assert got.spilled == 0, f"{what}: {got}"
     assert got.shared <= SHARED[capability], f"{what}: {got}"
     assert (got.instructions["ACQBULK"], got.instructions["PREEXIT"]) == (1, 1), f"{what}: {got}"
@@ -52,6 +61,27 @@ def held(n: int, k: int, capability: int) -> None:
     out = torch.empty(parts_of(n, k), MOST, heads, n)
     got = built(lambda: multiply_held(x, w, out, 1.0, how, True), f"{n}x{k}, held", capability)
     assert got.instructions["HMMA"] == k // parts_of(n, k) // 16, f"{n}x{k}: {got}"
+
+
+def normed(n: int, k: int, capability: int) -> None:
+    """Its sum of squares is that of `add_rmsnorm`: the same lanes, each with the same chain, added the same way."""
+    how = NORMED[n, k]
+    if shared_by(how) > SHARED[capability] - 4096:
+        print(f"{n}x{k}: not normed")
+        return
+    x, delta, into, tap = (torch.empty(1, k) for _ in range(4))
+    w, norm, kept = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((n, k), (k,), (1, k)))
+    room = torch.empty(parts_of(n, k) * n)
+
+    def run() -> None:
+        linear_parts_normed(x, delta, norm, w, room, into, 1e-6, how, kept=kept, tap=tap)
+
+    got = built(run, f"{n}x{k}, normed", capability)
+    products = k // parts_of(n, k) // 16 * (how.bn // 8 // how.warps)
+    assert got.instructions["HMMA"] == products, f"{n}x{k}: {got}"
+    whole = served(lambda: add_rmsnorm(x, norm, kept, 1e-6, delta=delta, early=True))
+    one, other = (kernel_of(launch, capability).asm["ptx"] for launch in (whole, served(run)))
+    assert squares(one) == squares(other), f"{n}x{k}: {squares(one)} {squares(other)}"
 
 
 def between(rows: int, capability: int) -> int:
@@ -90,4 +120,11 @@ if __name__ == "__main__":
         others += between(rows, capability)
     for n, k in HELD:
         held(n, k, capability)
+    for n, k in ACTIVATED:
+        made, w, out = torch.empty(8, 1, 896), torch.empty(n, k, dtype=torch.bfloat16), torch.empty(1, n)
+        for early in (False, True):
+            got = built(partial(multiply_activated, made, w, out, early), f"{n}x{k}, activated", capability)
+            assert got.instructions["HMMA"] == k // 16, got
+    for n, k in NORMED:
+        normed(n, k, capability)
     print(f"{2 * len(CUTS)} products, {others} others")

@@ -94,7 +94,13 @@ class RankedStep(CudaStep):
             if routed is not None:
                 rank_part(delta, routed, part)
 
-    def close(self, w: torch.Tensor, routed: torch.Tensor | None = None, tap: torch.Tensor | None = None) -> None:
+    def close(
+        self,
+        w: torch.Tensor,
+        routed: torch.Tensor | None = None,
+        tap: torch.Tensor | None = None,
+        behind: torch.Tensor | None = None,
+    ) -> None:
         n = self.shape.rows
         self.sums.close(self.block, self.room.x[:n], w, self.room.normed[:n], self.c.rms_norm_eps, tap)
 

@@ -18,6 +18,8 @@ from kernels.gpu.int4_moe_gemm import OrderedExperts, products, supports
 from kernels.gpu.int4_moe_gemm import Workspace as Experts
 from kernels.gpu.kv_compact import kv_compact
 from kernels.gpu.linear import linear, linear_parts, room_of_parts
+from kernels.gpu.linear_activated import activated_for, multiply_activated
+from kernels.gpu.linear_normed import linear_parts_normed, normed_for
 from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention
 from kernels.gpu.moe_pack import Ordered
 from kernels.gpu.plain_moe import plain_moe
@@ -40,6 +42,13 @@ class Weights(NamedTuple):
     sin: torch.Tensor
 
 
+class Owed(NamedTuple):
+    """The end of a block that the next product's launch makes."""
+
+    norm: torch.Tensor
+    tap: torch.Tensor | None
+
+
 class Room:
     """The buffers of steps of up to `rows` rows. A step of fewer takes the first rows of each. `c`: what one rank
     computes; its logits are of the whole `vocabulary`."""
@@ -59,6 +68,7 @@ class Room:
         self.position, self.slot, self.shared = (room(rows, of=ints) for _ in range(3))
         self.path = room(rows, DEEPEST, of=ints)
         self.x, self.delta = room(rows, c.hidden_size, of=floats), room(rows, c.hidden_size, of=floats)
+        self.spare = room(1, c.hidden_size, of=floats)  # a single row's stream stands in x and here by turns
         self.features = room(rows, taps * c.hidden_size, of=floats)
         self.normed = room(rows, c.hidden_size)
         self.a = room(room_of_parts(rows, c.q_lora_rank + c.latent_width, c.hidden_size), of=floats)
@@ -100,6 +110,9 @@ class CudaStep:
     ) -> None:
         self.c, self.weights, self.taps, self.latent_eps = c, weights, taps, eps
         self.room, self.shape, self.fields = room, shape, fields
+        # the residual stream, where its next state may stand, and an end of a block that is still to be made
+        self.x, self.spare = room.x[: shape.rows], room.spare
+        self.owed: Owed | None = None
 
     def run(self, cache: torch.Tensor, tapped: Callable[[], None] | None = None) -> None:
         """Computes all rows; cache [layers, slots, width]. Results are in the room: `logits`, `features`, `walks`.
@@ -108,15 +121,17 @@ class CudaStep:
         where = room.position[:n], room.slot[:n], room.shared[:n], room.path[:n]
         row_layout(f.parents, f.seq, f.first, f.prefix, f.chain, f.pages, *where)
         masks = tree_mask(f.parents, self.starts)
-        x, normed, routed = room.x[:n], room.normed[:n], None
+        self.x, self.spare, self.owed = room.x[:n], room.spare, None
+        x, normed, routed = self.x, room.normed[:n], None
         for number, layer in enumerate(self.weights.layers):
             w = layer.attention_norm
             if number == 0:
                 add_rmsnorm(x, w, normed, c.rms_norm_eps, tokens=f.tokens, table=self.weights.embedding)
             else:
-                self.leave(number - 1, w, routed, tapped)
+                self.leave(number - 1, w, routed, tapped, layer.qkv_a)
             self.attend(number, cache[number], masks)
-            self.close(layer.mlp_norm)
+            mlp = layer.mlp
+            self.close(layer.mlp_norm, behind=mlp.shared_router if isinstance(mlp, SparseMlp) else None)
             routed = self.feed(number)
         self.leave(len(self.weights.layers) - 1, self.weights.norm, routed, tapped)
         if self.shape.wanted:
@@ -134,11 +149,17 @@ class CudaStep:
         return self.fields.chunks if self.shape.prompt else self.fields.starts
 
     def leave(
-        self, layer: int, w: torch.Tensor, routed: torch.Tensor | None, tapped: Callable[[], None] | None
+        self,
+        layer: int,
+        w: torch.Tensor,
+        routed: torch.Tensor | None,
+        tapped: Callable[[], None] | None,
+        behind: torch.Tensor | None = None,
     ) -> None:
-        """Ends layer `layer`; `w` is the norm that comes next."""
-        self.close(w, routed, self.tap(layer))
-        if tapped and self.taps and layer == max(self.taps):
+        """Ends layer `layer`; `w` is the norm that comes next, `behind` the product."""
+        last = tapped is not None and layer == max(self.taps, default=-1)
+        self.close(w, routed, self.tap(layer), None if last else behind)
+        if tapped and last:
             tapped()
 
     def tap(self, layer: int) -> torch.Tensor | None:
@@ -156,11 +177,31 @@ class CudaStep:
         """What its feed-forward block adds, the same way; of routed experts, what `close` is given."""
         return self.mlp(number, self.weights.layers[number], self.room.delta[: self.shape.rows])
 
-    def close(self, w: torch.Tensor, routed: torch.Tensor | None = None, tap: torch.Tensor | None = None) -> None:
-        """Ends a block: the residual stream, and the next one's input, by norm `w`."""
+    def close(
+        self,
+        w: torch.Tensor,
+        routed: torch.Tensor | None = None,
+        tap: torch.Tensor | None = None,
+        behind: torch.Tensor | None = None,
+    ) -> None:
+        """Ends a block: the residual stream, and the next one's input, by norm `w`. Or leaves that to `product`, where
+        there is one launch for it and for the product with `behind`."""
         room, n = self.room, self.shape.rows
-        x, normed, delta = room.x[:n], room.normed[:n], room.delta[:n]
-        add_rmsnorm(x, w, normed, self.c.rms_norm_eps, delta=delta, partials=routed, tap=tap, early=True)
+        if behind is not None and routed is None and normed_for(behind, n):
+            self.owed = Owed(w, tap)
+            return
+        normed, delta = room.normed[:n], room.delta[:n]
+        add_rmsnorm(self.x, w, normed, self.c.rms_norm_eps, delta=delta, partials=routed, tap=tap, early=True)
+
+    def product(self, w: torch.Tensor, parts: torch.Tensor, kept: bool = False) -> torch.Tensor:
+        """The block's input times w, in the memory of `parts`; `kept`: the input is in `normed` then, as always where
+        `close` made it."""
+        room, n, owed = self.room, self.shape.rows, self.owed
+        if owed is None:
+            return linear_parts(room.normed[:n], w, parts, eager=True)
+        x, self.x, self.spare, self.owed = self.x, self.spare, self.x, None
+        normed, eps = room.normed[:n] if kept else None, self.c.rms_norm_eps
+        return linear_parts_normed(x, room.delta[:n], owed.norm, w, parts, self.x, eps, kept=normed, tap=owed.tap)
 
     def head(self, logits: torch.Tensor) -> None:
         linear(self.room.normed[: self.shape.rows], self.weights.head, logits, self.fields.wanted)
@@ -170,7 +211,7 @@ class CudaStep:
         c, room, f, n = self.c, self.room, self.fields, self.shape.rows
         position, slot, w = room.position[:n], room.slot[:n], self.weights
         latent, query, q = room.query_latent[:n], room.query[:n], room.q[:n]
-        a = linear_parts(room.normed[:n], layer.qkv_a, room.a, eager=True)
+        a = self.product(layer.qkv_a, room.a)
         norms = layer.q_norm, layer.kv_norm, self.latent_eps
         mla_inputs(a, *norms, position, slot, w.cos, w.sin, cache, latent, early=True)
         linear(latent, layer.q_b, query.flatten(1), eager=True)
@@ -192,15 +233,15 @@ class CudaStep:
             self.swiglu(w.gate_up, w.down, given)
             return None
         chosen, weights, width = room.chosen[:n], room.weights[:n], w.shared_down.shape[1]
-        parts = linear_parts(normed, w.shared_router, room.gate_up, eager=True)
+        parts = self.product(w.shared_router, room.gate_up, kept=True)
         # the routing first: beside it the activation, beside the shared expert's last product the routed ones' first
         self.choose(number, parts[..., 2 * width :], w.bias)
         if room.experts and isinstance(w.gate_up, Ordered) and isinstance(w.down, Ordered):
             experts, tiles = OrderedExperts(w.gate_up, w.down), room.experts.tiles(chosen)
-            linear(self.activated(parts, width, early=True), w.shared_down, delta)
+            self.shared(parts, w.shared_down, delta)
             products(normed, chosen, weights, experts, tiles, room.experts, given, delta, settled=True)
             return None
-        linear(self.activated(parts, width, early=True), w.shared_down, delta)
+        self.shared(parts, w.shared_down, delta)
         pairs = room.pairs[: c.n_routed_experts * n].view(c.n_routed_experts, n)
         expert_lists(chosen, pairs, room.counts)
         inner, partials = room.inner[: n * c.num_experts_per_tok], room.partials[:n]
@@ -215,6 +256,13 @@ class CudaStep:
         c, room, n = self.c, self.room, self.shape.rows
         law = c.norm_topk_prob, c.routed_scaling_factor
         route(logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n], *law)
+
+    def shared(self, parts: torch.Tensor, down: torch.Tensor, given: torch.Tensor) -> None:
+        """The shared expert's last product, of `parts` that are older than the launch before, the routing."""
+        if activated_for(down, self.shape.rows):
+            multiply_activated(parts, down, given, early=True)
+        else:
+            linear(self.activated(parts, down.shape[1], early=True), down, given)
 
     def swiglu(self, gate_up: torch.Tensor, down: torch.Tensor, given: torch.Tensor) -> None:
         """down(silu(gate) * up) of `normed` into `given`."""

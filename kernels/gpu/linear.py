@@ -151,7 +151,7 @@ def cut_of(rows: int, n: int, k: int, shared: int = 1 << 20) -> Cut:
 
 
 @cache
-def _shared_memory(device: torch.device) -> int:
+def shared_memory(device: torch.device) -> int:
     """Bytes that one program may have, less what a kernel needs beside its stages."""
     if device.type != "cuda":
         return 1 << 20
@@ -161,7 +161,7 @@ def _shared_memory(device: torch.device) -> int:
 
 def cut_for(device: torch.device, rows: int, n: int, k: int) -> Cut:
     """`cut_of` with the memory of a program there."""
-    return cut_of(rows, n, k, _shared_memory(device))
+    return cut_of(rows, n, k, shared_memory(device))
 
 
 def linear(
@@ -241,7 +241,7 @@ def multiply(
     """x [R', H, K], w [H, N, K] -> out [P, R, H, N], P all parts of K or one; as `cut`, or as the table says."""
     (heads, n, k), (spread, count) = w.shape, out.shape[:2]
     if cut is None and tile is None and rows is None and whole_lines(x) and whole_lines(w):
-        held = held_for(x.device, count, n, k // spread, k, _shared_memory(x.device))
+        held = held_for(x.device, count, n, k // spread, k, shared_memory(x.device))
         if held:
             multiply_held(x, w, out, scale, held, eager)
             return

@@ -61,8 +61,8 @@ def held_for(device: torch.device, rows: int, n: int, span: int, k: int, shared:
 
 
 @gluon.jit
-def _follow(x, EAGER: gl.constexpr):
-    """As `follow`; or dependents first."""
+def follow_eagerly(x, EAGER: gl.constexpr):
+    """As `follow`; EAGER: dependents first."""
     ORDER: gl.constexpr = (
         "griddepcontrol.launch_dependents; griddepcontrol.wait;"
         if EAGER
@@ -101,7 +101,7 @@ def linear_held(
         async_copy.commit_group()
     row = gl.arange(0, BM, gl.SliceLayout(1, WIDE))
     rows = x + head * x_head + row.to(gl.int64)[:, None] * x_row + k[None, :]
-    _follow(pid, EAGER)
+    follow_eagerly(pid, EAGER)
     given = ()
     if STAGES >= PIECES:
         for s in gl.static_range(PIECES):

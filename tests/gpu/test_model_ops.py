@@ -19,7 +19,9 @@ from kernels.gpu import (
     draft_block,
     int4_moe,
     linear,
+    linear_activated,
     linear_held,
+    linear_normed,
     rope,
     router,
     row_attention,
@@ -120,6 +122,39 @@ def test_weights_that_wait_in_shared_memory_give_the_same_bits(n: int, k: int, r
     linear_held.multiply_held(x, w, held, 0.5, linear_held.HELD[n, k], eager=True)
     linear.multiply(x, w, plain, scale=0.5, cut=linear.cut_of(rows, n, k, 200_000))
     same(held, plain, "held weights have other bits")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="of a card's shared memory")
+@pytest.mark.parametrize(("n", "k"), linear_normed.NORMED)
+@pytest.mark.parametrize("more", [False, True])
+def test_a_product_that_norms_its_row_gives_the_same_bits(n: int, k: int, more: bool) -> None:
+    x, norm, w = rand(1, k, dtype=torch.float32), rand(k), rand(n, k)
+    delta = x.roll(1000, 1)
+    into, taps, kept = poison(1, k, dtype=torch.float32), poison(1, 3 * k, dtype=torch.float32), poison(1, k)
+    rooms = [poison(8 * n, dtype=torch.float32) for _ in range(2)]
+    given = {"kept": kept, "tap": taps[:, k : 2 * k]} if more else {}
+    got = linear_normed.linear_parts_normed(x, delta, norm, w, rooms[0], into, 1e-5, **given)
+    normed, before = poison(1, k), x.clone()
+    add_rmsnorm.add_rmsnorm(x, norm, normed, 1e-5, delta=delta)
+    same(got, linear.linear_parts(normed, w, rooms[1]), "a normed row has other bits")
+    same(into, x, "the stream has other bits")
+    if more:
+        same(kept, normed, "the norm has other bits")
+        same(taps[:, k : 2 * k], x, "features have other bits")
+        assert taps[:, :k].isnan().all()
+        assert taps[:, 2 * k :].isnan().all()
+    with pytest.raises(ValueError, match="into is x"):
+        linear_normed.linear_parts_normed(before, delta, norm, w, rooms[0], before, 1e-5)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="of a card's shared memory")
+@pytest.mark.parametrize("early", [False, True])
+def test_a_product_that_activates_its_row_gives_the_same_bits(early: bool) -> None:
+    parts, w, act = rand(8, 1, 896, dtype=torch.float32), rand(7168, 256), poison(1, 256)
+    got, expected = (poison(1, 7168, dtype=torch.float32) for _ in range(2))
+    linear_activated.multiply_activated(parts, w, got, early)
+    silu_mul.silu_mul(parts, act)
+    same(got, linear.linear(act, w, expected), "an activated row has other bits")
 
 
 @pytest.mark.parametrize("rows", [1, 65] if INTERPRETED else [1, 5, 16, 64, 65, 130, 300])
