@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import re
 import sys
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from kernels.gpu.peer_norm import peer_norm
+from kernels.gpu.peers import PeerBuffer, empty
 from kernels.gpu.rank_norm import rank_norm, rank_part
 from tests import gpu_compile
 from tests.gpu_compile import SHARED, build, launches
 
-ROWS, HIDDEN, MOST = 16, 7168, 512
+ROWS, WIDE, HIDDEN, MOST = 16, 256, 7168, 512
 
 
 def calls(count: int) -> None:
     part = torch.zeros(MOST, HIDDEN, dtype=torch.bfloat16)
-    peers: Any = SimpleNamespace(
-        rank=count - 1, count=count, part=part, inbox=torch.zeros(count, MOST, HIDDEN, dtype=torch.int16),
-        places=torch.zeros(count, dtype=torch.int64),
-    )  # fmt: skip
+    peers: Any = PeerBuffer(count - 1, empty(count, MOST, HIDDEN, "cpu"), [None] * count)
     x, w, out = torch.zeros(ROWS, HIDDEN), part[0], part[:ROWS]
     peer_norm(x, peers, w, out, 1e-5)
+    if count > 2:
+        wide = torch.zeros(WIDE, HIDDEN)
+        peer_norm(wide, peers, w, part[:WIDE], 1e-5)
+        peer_norm(wide, peers, w, part[:WIDE], 1e-5, wide)
     rank_norm(x, torch.zeros(count, ROWS, HIDDEN, dtype=torch.bfloat16), w, out, 1e-5)
     rank_part(x, torch.zeros(ROWS, 8, HIDDEN), out)
 
@@ -70,6 +71,9 @@ if __name__ == "__main__":
                 if built.name == "_peer_norm":
                     check_order(texts[-1]["ptx"])
                     peers = order_of_the_norm(texts[-1]["ttgir"])
+                elif built.name == "_peer_norm_twice":
+                    assert "ld.volatile.global.b" not in texts[-1]["ptx"], "narrow"
+                    assert order_of_the_norm(texts[-1]["ttgir"]) == peers
                 elif built.name == "_rank_norm":
                     assert order_of_the_norm(texts[-1]["ttgir"]) == peers
                 print(f"{built.name}, {count} ranks: {built.registers} registers")

@@ -46,5 +46,5 @@ def step_bytes(c: K2Config, taps: int, rows: int, shards: int = 1) -> int:
     if supports(c.hidden_size, mine.moe_intermediate_size, top_k, torch.device("cuda"), dtype):
         made.append(Experts(rows, c.n_routed_experts, NOWHERE))
     tensors = [value for one in made for value in vars(one).values() if isinstance(value, torch.Tensor)]
-    sums = 0 if shards == 1 else 2 * (shards + 1) * rows * c.hidden_size * dtype.itemsize  # parts, and other ranks'
+    sums = 0 if shards == 1 else 2 * (shards + 4) * rows * c.hidden_size * dtype.itemsize  # parts, and what others send
     return sum(tensor.nbytes for tensor in tensors) + sums

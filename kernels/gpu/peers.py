@@ -1,4 +1,4 @@
-"""Memory that every rank of one host can write to: an inbox of each rank, for the others' parts.
+"""Memory that every rank of one host can write to: an inbox of each rank, for the others' parts and sums.
 
 CUDA's inter-process handles go from rank to rank over the group's own collective, once. NVLink multicast is not used.
 Where one rank cannot reach another's memory, no rank uses it: the answer is the same on all of them.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernels.collectives import Ranks
-from kernels.gpu.peer_norm import ABSENT
+from kernels.gpu.peer_norm import ABSENT, GONE
 
 HANDLE = 1024  # bytes, more than any handle has
 
@@ -20,21 +20,31 @@ HANDLE = 1024  # bytes, more than any handle has
 class PeerBuffer:
     """Implements `kernels.gpu.peer_norm.Peers`. It lives as long as any rank's launches use it."""
 
-    def __init__(self, rank: int, inbox: torch.Tensor, others: list[Any]) -> None:
-        self.rank, self.count, self.inbox = rank, len(inbox), inbox
-        self.part = torch.zeros(inbox.shape[1:], dtype=torch.bfloat16, device=inbox.device)
-        begins = torch.tensor([inbox.data_ptr() if other is None else other.data_ptr() for other in others])
-        self.places = ((begins - inbox.data_ptr()) // inbox.element_size()).to(inbox.device)
+    def __init__(self, rank: int, lines: torch.Tensor, others: list[Any]) -> None:
+        """`lines` [n + 3, rows, hidden] int16, as `empty` makes them; `others` are the other ranks'."""
+        self.rank, self.count = rank, len(others)
+        self.inbox, self.normed = lines[: self.count], lines[self.count]
+        self.tapped = lines[self.count + 1 :].view(torch.int32).view(self.normed.shape)
+        self.part = torch.zeros(self.normed.shape, dtype=torch.bfloat16, device=lines.device)
+        ways = torch.tensor([0 if other is None else other.data_ptr() - lines.data_ptr() for other in others])
+        self.places = torch.stack([ways // 2, ways // 4]).to(lines.device)
         self._keep = others
+
+
+def empty(ranks: int, rows: int, hidden: int, device: torch.device | str) -> torch.Tensor:
+    """What the other ranks write to: `ranks` lines of parts, one of norms, two for tapped rows in float32."""
+    lines = torch.full((ranks + 3, rows, hidden), GONE.value, dtype=torch.int16, device=device)
+    lines[:ranks] = ABSENT.value
+    return lines
 
 
 def share(ranks: Ranks, rank: int, rows: int, hidden: int, device: torch.device) -> PeerBuffer | None:
     """An inbox of every rank for parts [rows, hidden] in bfloat16; None where some rank cannot reach another's. A call
     of all ranks."""
-    inbox = torch.full((ranks.count, rows, hidden), ABSENT.value, dtype=torch.int16, device=device)
+    lines = empty(ranks.count, rows, hidden, device)
     torch.cuda.synchronize(device)
     try:
-        handle = marshal.dumps(inbox.untyped_storage()._share_cuda_())
+        handle = marshal.dumps(lines.untyped_storage()._share_cuda_())
     except RuntimeError:
         handle = b""
     others = list[Any]()
@@ -43,7 +53,7 @@ def share(ranks: Ranks, rank: int, rows: int, hidden: int, device: torch.device)
     reached = all(found is not None for other, found in enumerate(others) if other != rank)
     if not all(line[0] for line in _exchanged(ranks, b"1" if reached else b"", device)):
         return None
-    return PeerBuffer(rank, inbox, others)
+    return PeerBuffer(rank, lines, others)
 
 
 def _exchanged(ranks: Ranks, given: bytes, device: torch.device) -> list[list[int]]:

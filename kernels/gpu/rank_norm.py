@@ -32,12 +32,13 @@ def reference(x: torch.Tensor, parts: torch.Tensor, w: torch.Tensor, eps: float)
 
 @triton.jit
 def close_row(x, v, scale, out, tap, tap_row, r, i, live, eps, H: tl.constexpr, TAP: tl.constexpr):
-    """Row r of x is v; its norm goes to `out`."""
+    """Row r of x is v; its norm goes to `out`, and is returned."""
     tl.store(x + r * H + i, v, mask=live)
     if TAP:
         tl.store(tap + r * tap_row + i, v, mask=live)
-    y = v * tl.rsqrt(tl.sum(v * v, 0) / H + eps) * scale
-    tl.store(out + r * H + i, y.to(out.dtype.element_ty), mask=live)
+    y = (v * tl.rsqrt(tl.sum(v * v, 0) / H + eps) * scale).to(out.dtype.element_ty)
+    tl.store(out + r * H + i, y, mask=live)
+    return y
 
 
 @triton.jit
