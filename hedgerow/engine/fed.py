@@ -86,7 +86,7 @@ class FedVerifier(VerifierEngine):
     def step(self, drafter: Beside) -> StepResult | None:
         """The next step's result; None when there is nothing to do."""
         begun = time.perf_counter_ns()
-        self._keep_chunk(drafter)
+        kept = self._keep_chunk()
         self.pace.fed = bool(self._line)
         if self._line:
             works = self._works()
@@ -107,6 +107,7 @@ class FedVerifier(VerifierEngine):
                 works, prompts = [*works, *prompts], []  # there is no room for them beside a line
             while len(self._flights) < AHEAD and (asked := self._asks(works)) is not None:
                 self._launch(works, asked)
+            self._send(kept, drafter)  # while the device has something to do
             if not self._flights:  # entered, and yet nothing can be launched
                 self._apart = True
                 self._leave()
@@ -216,25 +217,27 @@ class FedVerifier(VerifierEngine):
             self._chunk = Chunk(parts, launched)
         return launched is not None
 
-    def _keep_chunk(self, drafter: Beside) -> None:
-        """Waits for what was launched of prompts. The step behind it is still under way."""
+    def _keep_chunk(self) -> list[Work]:
+        """Waits for what was launched of prompts, and gives those whose features the drafter lacks. The step behind it
+        is still under way: what is launched before that one is done follows without a gap."""
         chunk, self._chunk = self._chunk, None
         if chunk is None:
-            return
+            return []
         try:
             done = self._steps.computed(chunk.launched)
         except Exception:
             log.exception("a prompt's chunk failed beside steps that feed each other: they wait from now on")
             self._drop()
             self._feed = None
-            return
+            return []
         works = [part.work for part in chunk.parts]
-        if not any(work.sequence.finish for work in works):  # a step that failed has ended all of them
-            self._accept(now(self._step_id, works), list(chunk.parts), done)
-            self._send(works, drafter)
+        if any(work.sequence.finish for work in works):  # a step that failed has ended all of them
+            return []
+        self._accept(now(self._step_id, works), list(chunk.parts), done)
+        return works
 
     def _send(self, works: Sequence[Work], drafter: Beside) -> None:
-        """Gives the drafter the prompts' features."""
+        """Gives the drafter the prompts' features. What is not sent here is with the next step that asks it."""
         batch = self._desk.compose(self._step_id, list(works))
         if batch.works:
             self._desk.trees(list(works), batch, drafter.propose(batch))
