@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +20,7 @@ SINGLE = "model.safetensors"
 MASK_FILE = "mask_embedding.safetensors"  # of a drafter, beside what an index or the single file names
 NOT_TEXT = ("vision_tower.", "mm_projector.")
 NESTED = "language_model."
+OTHER_PACKING = (".weight_zero_point", ".weight_g_idx")  # compressed-tensors' names
 
 Complain = Callable[[CheckpointError], None]
 
@@ -113,6 +117,7 @@ def beside(folder: Path, found: dict[str, Path]) -> dict[str, Path]:
 def faults(s: Stored, c: K2Config, ranks: int = 1) -> Iterator[CheckpointError]:
     """Everything that keeps the folder from being loaded by `ranks` ranks, as far as headers tell."""
     yield from _layers_beyond(s, c)
+    yield from _other_packing(s)
     for wanted in tensors(c):
         entry = s.get(wanted.name)
         if wanted.name.endswith("_scale_inv"):
@@ -149,6 +154,39 @@ def _entry_faults(s: Stored, wanted: Wanted, entry: Entry, ranks: int) -> Iterat
         axis = "rows" if wanted.axis == 0 else "columns"
         unit = f", each a multiple of {wanted.unit}" if wanted.unit > 1 else ""
         yield CheckpointError(entry.file, full, f"{axis} that {ranks} ranks can share{unit}", list(wanted.shape))
+
+
+def _other_packing(s: Stored) -> Iterator[CheckpointError]:
+    """What would have to be read to know the weights, and has no place in symmetric groups of neighbours."""
+    for name, entry in s.entries.items():
+        if name.endswith(OTHER_PACKING):
+            limit = "no such tensor: INT4 groups are symmetric here, and of columns side by side"
+            yield CheckpointError(entry.file, name, limit, list(entry.shape))
+
+
+def size_faults(s: Stored, c: K2Config) -> Iterator[CheckpointError]:
+    """INT4 matrices whose `weight_shape` is not the size that config.json gives them: a few bytes each are read.
+
+    What `faults` tells of is passed over.
+    """
+    with contextlib.ExitStack() as files:
+        opened, size = dict[Path, int](), (0, 0)
+        for wanted in tensors(c):
+            if wanted.name.endswith(".weight_packed"):
+                size = (wanted.shape[0], wanted.shape[1] * 8)
+            entry = s.get(wanted.name) if wanted.name.endswith(".weight_shape") else None
+            if entry is None or entry.shape != wanted.shape or entry.dtype not in wanted.dtypes:
+                continue
+            try:
+                if entry.file not in opened:
+                    opened[entry.file] = files.enter_context(entry.file.open("rb")).fileno()
+                data = os.pread(opened[entry.file], entry.bytes, entry.start)
+            except OSError as error:
+                yield CheckpointError(entry.file, "", "a file that can be read", error.strerror)
+                return
+            said = struct.unpack("<2i" if entry.dtype == "I32" else "<2q", data.ljust(entry.bytes, b"\0"))
+            if said != size:
+                yield CheckpointError(entry.file, s.prefix + wanted.name, str(list(size)), list(said))
 
 
 def divides(wanted: Wanted, ranks: int, dtype: str) -> bool:

@@ -21,6 +21,7 @@ SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4,
     "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
+POINTER = b"version "  # how a Git LFS pointer begins, and no length of a header
 # How files begin that would run code when they are loaded.
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
@@ -58,6 +59,8 @@ def read_header(path: Path) -> dict[str, Entry]:
                 raise CheckpointError(
                     path, "", "a safetensors file", "a pickle or an archive of one; it was not opened"
                 )
+            if start == POINTER:
+                raise CheckpointError(path, "", "the file itself", "a Git LFS pointer to it: git lfs pull")
             if not 0 < length <= min(MOST_HEADER, size - 8):
                 limit = f"a safetensors header of at most {min(MOST_HEADER, max(size - 8, 0))} bytes"
                 raise CheckpointError(path, "", limit, f"one of {length} bytes, in a file of {size}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 
 from hedgerow.model.config import K2Config
 from hedgerow.model.fields import Fields
-from hedgerow.model.folder import INDEX, Stored, faults, stored
+from hedgerow.model.folder import INDEX, Stored, faults, size_faults, stored
 from hedgerow.model.headers import CheckpointError, Entry
 from hedgerow.model.identity import check_share, checkpoint_hash
 from hedgerow.model.manifest import Manifest
@@ -61,8 +61,8 @@ class Checkpoint:
         return self.stored.get(name) is not None
 
     def check(self, c: K2Config) -> None:
-        """Raises the first CheckpointError that headers tell of, before anything is loaded."""
-        for fault in faults(self.stored, c, self.share.ranks):
+        """Raises the first CheckpointError that headers and stored sizes tell of, before anything is loaded."""
+        for fault in chain(faults(self.stored, c, self.share.ranks), size_faults(self.stored, c)):
             raise fault
 
     def compare(self) -> None:

@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from hedgerow.errors import InvalidRequest, printable
 from hedgerow.model.config import K2Config
 from hedgerow.model.draft_config import ARCHITECTURES, DraftConfig
 from hedgerow.model.draft_tensors import faults as draft_faults
 from hedgerow.model.draft_tensors import selector_faults
 from hedgerow.model.fields import Fields
-from hedgerow.model.folder import Stored, divides, faults, parameters, stored
+from hedgerow.model.folder import Stored, divides, faults, parameters, size_faults, stored
 from hedgerow.model.headers import CheckpointError
-from hedgerow.model.loader import Checkpoint, checkpoint_hash, share_bytes
+from hedgerow.model.loader import checkpoint_hash, share_bytes
 from hedgerow.model.manifest import Manifest
 from hedgerow.model.memory import CARDS, USABLE, token, tokens
 from hedgerow.model.reading import Watcher
@@ -225,26 +223,14 @@ def read_all(folder: Path, report: Report, watcher: Watcher | None = None) -> No
         if manifest is not None:
             verify(folder, watcher)
         elif report.needs:
-            check_shapes(folder)
+            for fault in size_faults(stored(folder), K2Config.from_folder(folder)):
+                report.add(fault)
         shares = [Share(rank, manifest.ranks) for rank in range(manifest.ranks)] if manifest else [WHOLE]
         for fault in check_values([stored(folder, share) for share in shares], watcher):
             report.add(fault)
         report.told["hash"] = checkpoint_hash(folder, watcher)
     except InvalidRequest as error:
         report.add(error)
-
-
-def check_shapes(folder: Path) -> None:
-    """Raises CheckpointError for the first expert whose stored shape is another than the configuration's."""
-    c, checkpoint = K2Config.from_folder(folder), Checkpoint(folder)
-    sizes = c.moe_intermediate_size, c.hidden_size
-    for wanted in tensors(c):
-        if wanted.name.endswith(".weight_shape"):
-            found = checkpoint.raw(wanted.name, (2,), (torch.int32, torch.int64)).tolist()
-            expected = list(sizes[::-1] if ".down_proj." in wanted.name else sizes)
-            if found != expected:
-                file = checkpoint.stored.entries[checkpoint.prefix + wanted.name].file
-                raise CheckpointError(file, checkpoint.prefix + wanted.name, str(expected), found)
 
 
 def lines(report: Report, most: int = 20) -> Iterator[str]:

@@ -18,6 +18,7 @@ from hedgerow.model.fields import ConfigError
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import (
     INDEX,
+    Checkpoint,
     CheckpointError,
     checkpoint_hash,
     embedding_and_head_hash,
@@ -95,12 +96,40 @@ def test_a_wrong_dtype_is_named(paths: TinyPaths) -> None:
         load(paths.target)
 
 
-def test_a_stored_weight_shape_that_lies_is_named(paths: TinyPaths) -> None:
+def test_a_stored_weight_shape_that_lies_is_named(paths: TinyPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a weight is read: with a large model that was after minutes, and conversion did not look at all."""
+
+    def never(*arguments: object, **named: object) -> None:
+        raise AssertionError("loading began")
+
+    monkeypatch.setattr(Checkpoint, "raw", never)
     name = f"{EXPERT}.weight_shape"
     change_tensors(file_of(paths.target, name), lambda tensors: tensors.update({name: torch.tensor([64, 32])}))
     with pytest.raises(CheckpointError) as error:
         load(paths.target)
     assert (error.value.tensor, error.value.expected, error.value.actual) == (name, "[32, 64]", [64, 32])
+
+
+@pytest.mark.parametrize("kind", ["zero_point", "g_idx"])
+def test_weights_packed_in_another_way_than_the_configuration_says_are_refused(paths: TinyPaths, kind: str) -> None:
+    """They were read as if the tensor were not there: other weights."""
+    near, name = f"{EXPERT}.weight_packed", f"{EXPERT}.weight_{kind}"
+    file, index = file_of(paths.target, near), paths.target / INDEX
+    change_tensors(file, lambda tensors: tensors.update({name: torch.zeros(32, dtype=torch.int32)}))
+    names = json.loads(index.read_text())
+    names["weight_map"][name] = file.name
+    index.write_text(json.dumps(names))
+    with pytest.raises(CheckpointError, match="no such tensor: INT4 groups are symmetric") as error:
+        load(paths.target)
+    assert (error.value.file, error.value.tensor, error.value.actual) == (file, name, [32])
+
+
+def test_a_git_lfs_pointer_is_called_one(paths: TinyPaths) -> None:
+    file = paths.target / "model-00002-of-00002.safetensors"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 9\n")
+    with pytest.raises(CheckpointError, match="a Git LFS pointer") as error:
+        load(paths.target)
+    assert error.value.file == file
 
 
 @pytest.mark.parametrize("cut", [1, 1000])
