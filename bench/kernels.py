@@ -14,12 +14,13 @@ pools may be shared, with other pages a call. `run` only launches. A peer or a b
 shape with another `form`; it is measured by turns with the kernel. A cell whose module, `make`, `check` or capture
 fails is reported with its error and does not stop the others; the exit status is 1 then.
 
-How it is measured: the first call runs with poisoned outputs and is checked. All data sets go into one CUDA graph, call
+How it is measured: the first call runs with poisoned outputs, those that an op allocates itself included, and is
+checked. All data sets go into one CUDA graph, call
 after call; a sample is one replay, or as many as last 2 ms, over its calls, gaps between launches included. Forms take
 turns; the value is the median of the rounds, near a burst's. `--sustained`: then each form alone, so long. `floor` is
 the larger of bytes over the rate and operations over the matrix rate, both measured in this run: the copy rate where at
 least a third of the bytes is written, else the read rate. It knows nothing of launches: one node of a graph that does
-nothing takes `node`.
+nothing takes `node`. The report is written anew behind each group of cells: a run that is cut short leaves what it has.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ import importlib
 import json
 import math
 import pkgutil
+import shlex
 import statistics
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -47,6 +51,7 @@ from bench.kernel_cells import COLD, Call, Cell, Work
 from bench.subjects import machine
 
 LEAST_CALLS, LEAST_MS = 24, 2.0
+MOST_SECONDS = 600  # of one cell without a pause
 
 
 class Ready(NamedTuple):
@@ -72,15 +77,29 @@ def poison(tensors: Sequence[torch.Tensor]) -> None:
         tensor.fill_(float("nan") if tensor.is_floating_point() else 0x5A)
 
 
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """What torch allocates and does not fill is NaN, or the largest integer: outputs that an op makes itself."""
+    before = torch.are_deterministic_algorithms_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of references whose sums have no order
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+
 def prepare(cell: Cell) -> Ready:
     sets = max(2, min(cell.most_sets, math.ceil(COLD / max(cell.footprint, 1))))
     calls = [cell.make() for _ in range(sets)]
     first = calls[0]
     poison(first.outputs)
-    first.run()
-    torch.cuda.synchronize()
-    if first.check is not None:
-        first.check()
+    with poisoned_memory():
+        first.run()
+        torch.cuda.synchronize()
+        if first.check is not None:
+            first.check()
     cycles = -(-LEAST_CALLS // sets)
     graph = graph_of([call.run for call in calls] * cycles)
     count = sets * cycles
@@ -143,28 +162,36 @@ def modules() -> list[str]:
     return [module.name for module in pkgutil.iter_modules(bench.kernel_cells.__path__)]
 
 
-def found(ops: Sequence[str], failures: list[str]) -> Iterator[Cell]:
+def found(failures: list[str]) -> Iterator[Cell]:
     for name in modules():
         try:
-            for cell in importlib.import_module(f"bench.kernel_cells.{name}").cells():
-                if not ops or cell.op in ops:
-                    yield cell
+            yield from importlib.import_module(f"bench.kernel_cells.{name}").cells()
         except Exception:  # noqa: BLE001  one op's mistake does not cost the others their device time
             failures.append(f"{name}: {traceback.format_exc(limit=-2)}")
 
 
+def asked_for(ops: Sequence[str], cells: Sequence[Cell]) -> list[Cell]:
+    """Those of `ops`, all if there are none. ValueError names an op that no cell is of."""
+    known = sorted({cell.op for cell in cells})
+    unknown = sorted({*ops} - {*known})
+    if unknown:
+        raise ValueError(f"--ops: no cell is of {', '.join(unknown)}; there are {', '.join(known)}")
+    return [cell for cell in cells if not ops or cell.op in ops]
+
+
 def measured(
-    ops: Sequence[str], rounds: int, seconds: float, rates: Rates, failures: list[str]
-) -> Iterator[dict[str, Any]]:
-    for (op, shape), group in groupby(found(ops, failures), key=lambda cell: (cell.op, cell.shape)):
+    cells: Sequence[Cell], rounds: int, seconds: float, rates: Rates, failures: list[str]
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of the cells that are measured by turns."""
+    for (op, shape), group in groupby(cells, key=lambda cell: (cell.op, cell.shape)):
         ready = []
         for cell in group:
             try:
                 ready.append(prepare(cell))
             except Exception:  # noqa: BLE001  as above
                 failures.append(f"{op} {shape} {cell.form}: {traceback.format_exc(limit=-2)}")
-        for one, times in zip(ready, samples(ready, rounds), strict=True):
-            yield row(one, times, sustained(one, seconds), rates)
+        taken = samples(ready, rounds)
+        yield [row(one, times, sustained(one, seconds), rates) for one, times in zip(ready, taken, strict=True)]
 
 
 def line(found: dict[str, Any]) -> str:
@@ -179,31 +206,50 @@ def line(found: dict[str, Any]) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ops", nargs="*", default=[], help="only these")
+    parser.add_argument("--ops", nargs="+", default=[], help="only these")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sustained", type=float, default=0.0, help="seconds of each cell without a pause, as well")
     parser.add_argument("--commit", default=machine()["commit"], help="of the sources, where git cannot tell")
     parser.add_argument("--out", type=Path, default=Path("bench/results/kernels.json"))
-    asked = parser.parse_args(arguments)
+    asked = parser.parse_args(given)
+    if asked.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {asked.rounds}")
+    if not 0 <= asked.sustained <= MOST_SECONDS:
+        parser.error(f"--sustained must be between 0 and {MOST_SECONDS} seconds, not {asked.sustained}")
+    if not asked.out.parent.is_dir():
+        parser.error(f"--out: {asked.out.parent} is no folder")
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")
-    rates, failures, rows = measure_rates(), list[str](), list[dict[str, Any]]()
+    return asked
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    asked, failures = arguments_of(given), list[str]()
+    try:
+        cells = asked_for(asked.ops, [*found(failures)])
+    except ValueError as error:
+        print(*failures, error, sep="\n", file=sys.stderr)
+        return 2
+    rates, rows = measure_rates(), list[dict[str, Any]]()
     print(f"{rates.describe()}", flush=True)
-    for found in measured(asked.ops, asked.rounds, asked.sustained, rates, failures):
-        rows.append(found)
-        print(line(found), flush=True)
     report = {
         "device": torch.cuda.get_device_name(),
         "commit": asked.commit,
+        "command": shlex.join(["python", "-m", "bench.kernels", *given]),
         "torch": torch.__version__,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "rates": rates._asdict(),
         "cells": rows,
         "failures": failures,
     }
-    asked.out.write_text(json.dumps(report, indent=1) + "\n")
+    for taken in measured(cells, asked.rounds, asked.sustained, rates, failures):
+        rows += taken
+        for one in taken:
+            print(line(one), flush=True)
+        asked.out.write_text(json.dumps(report, indent=1) + "\n")
     print(*failures, sep="\n")
     return 1 if failures else 0
 

@@ -18,6 +18,7 @@ from kernels.gpu.linear import chain, cut_for
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 1, 32, 16, 16), (5, 4, 128, 96, 32), (70, 2, 40, 32, 8)]  # (R, H, N, K, D)
+BENCH_SHAPES = [(1, 8, 512, 128, 64), (16, 8, 512, 128, 64), (64, 8, 512, 128, 64)]
 
 
 @triton.jit(do_not_specialize=["count"])

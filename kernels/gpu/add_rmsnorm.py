@@ -18,6 +18,7 @@ from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check, check_rows
 
 TEST_SHAPES = [(1, 32, 0), (5, 96, 2), (9, 384, 4)]  # (R, H, J)
+BENCH_SHAPES = [(1, 7168, 0), (16, 7168, 0), (64, 7168, 0), (64, 7168, 8)]
 
 
 def reference(

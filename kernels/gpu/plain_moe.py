@@ -22,6 +22,7 @@ from kernels.gpu.int4_moe import unpacked_reference
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 128, 128, 4, 2), (5, 256, 128, 8, 2), (19, 128, 256, 4, 3)]  # (R, H, I, E, k)
+BENCH_SHAPES = [(1, 7168, 256, 384, 8), (16, 7168, 256, 384, 8), (64, 7168, 256, 384, 8)]
 BLOCK_ROWS, BLOCK_N = 16, 32
 FP8 = torch.float8_e4m3fn
 Weights = tuple[torch.Tensor, torch.Tensor | None]  # values, scales of their blocks

@@ -19,6 +19,7 @@ from kernels.gpu.follow import follow, followed
 from kernels.gpu.shapes import check, check_rows
 
 TEST_SHAPES = [(1, 32, 2), (5, 96, 3), (9, 384, 8)]  # (R, H, n)
+BENCH_SHAPES = [(1, 7168, 8), (16, 7168, 8), (64, 7168, 8)]
 
 
 def reference(x: torch.Tensor, parts: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:

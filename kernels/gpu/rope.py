@@ -17,6 +17,8 @@ from kernels.gpu.follow import follow, followed
 from kernels.gpu.linear import joined
 from kernels.gpu.shapes import check, check_rows
 
+BENCH_SHAPES = [(1, 1536, 512, 64), (16, 1536, 512, 64), (64, 1536, 512, 64)]  # (R, Q, C, D)
+
 
 def reference(x: torch.Tensor, position: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [R, H, D] -> float32."""

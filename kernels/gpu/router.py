@@ -19,6 +19,7 @@ from kernels.gpu.linear import joined
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 8, 2), (5, 16, 4), (33, 24, 3)]  # (R, E, k)
+BENCH_SHAPES = [(1, 384, 8), (16, 384, 8), (64, 384, 8), (512, 384, 8)]
 BLOCK_ROWS = 128
 LOWEST = tl.constexpr(-(1 << 31))
 

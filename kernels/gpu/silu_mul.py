@@ -18,6 +18,7 @@ from kernels.gpu.linear import joined
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [(1, 32, 0), (5, 96, 8), (9, 768, 0)]  # (R, W, columns behind them)
+BENCH_SHAPES = [(1, 256, 384), (16, 256, 384), (64, 256, 384)]
 BLOCK = 256
 
 
