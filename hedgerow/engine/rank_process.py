@@ -51,6 +51,7 @@ class Spec(NamedTuple):
     engine: str  # "torch", "compiled" or "cuda"
     feature_layers: list[int]
     tell_hash: bool  # of the checkpoint: where this is the first rank that reads its host's
+    room: tuple[int, int | None] = (0, None)  # rows of a step and pages of the cache that a device must have room for
 
 
 def pack(message: Any) -> bytes:
@@ -141,6 +142,17 @@ def _node(spec: Spec) -> int | None:
     return device_node(pci_address(spec.place[0]))
 
 
+def check_memory(spec: Spec) -> None:
+    """Raises CheckpointError where this rank's device has too little: before ranks meet, so none has begun to load."""
+    import torch
+
+    from hedgerow.model.config import K2Config
+    from hedgerow.model.cuda_memory import Asked, check_device
+
+    folder, device = Path(spec.folder), torch.device("cuda", spec.place[0])
+    check_device(folder, K2Config.from_folder(folder), device, Asked(*spec.room), len(spec.feature_layers), spec.ranks)
+
+
 def serve(spec: Spec, say: Callable[[str], None]) -> None:
     """Loads this rank's part and follows the first rank until that ends."""
     bind(*spec.place, frozenset(spec.cores), _node(spec))
@@ -156,6 +168,7 @@ def serve(spec: Spec, say: Callable[[str], None]) -> None:
     torch.set_num_threads(spec.threads)
     if spec.engine == "cuda":
         torch.cuda.set_device(spec.place[0])
+        check_memory(spec)
     backend: Any = spec.backend
     peers = connect(backend, Asked(say), spec.rank, spec.ranks, spec.patience, address=spec.address)
     engine: Any = spec.engine

@@ -33,6 +33,7 @@ from hedgerow.errors import Unavailable
 from hedgerow.model.config import K2Config
 from hedgerow.model.k2 import check_ranks
 from hedgerow.model.loader import Checkpoint
+from hedgerow.model.manifest import Manifest
 from hedgerow.model.ranked import RankEngine, backend_of, load_rank
 from hedgerow.model.tensors import Share
 from kernels.collectives import PeerRanks, connect
@@ -46,13 +47,20 @@ PREPARED_STEP = 8.0  # once all shapes of steps have been met
 OnLost = Callable[[str], None]
 
 
+def check_folder(folder: Path, numbers: Sequence[int], count: int) -> None:
+    """Raises ConfigError or CheckpointError, by headers, where ranks `numbers` of `count` cannot read their parts: of a
+    converted folder each rank's file is looked at."""
+    files = numbers if Manifest.read(folder) is not None else numbers[:1]
+    check_ranks([Checkpoint(folder, Share(rank, count)) for rank in files], K2Config.from_folder(folder))
+
+
 class RankGroup:
     """Ranks 1 .. count - 1 as processes; rank 0 is this one. Calls come from one thread at a time.
 
     `engine`: what computes every rank. `cores`: among which this host's other ranks choose their node's (`numa.py`);
     empty: they are not bound. `door`: of a group of several `hosts`, where the others come in; it is closed here.
     `on_leaving` hears of a host that is about to end. `address`: of this host, for the others' ranks; empty: the one at
-    which they came in.
+    which they came in. `room`: rows of a step and pages of the cache that each device must have memory for.
 
     Raises ConfigError or CheckpointError for a folder that so many ranks cannot share, before anything is started.
     """
@@ -71,11 +79,13 @@ class RankGroup:
         door: Door | None = None,
         on_leaving: OnLost = lambda who: None,
         address: str = "",
+        room: tuple[int, int | None] = (0, None),
     ) -> None:
-        check_ranks([Checkpoint(folder, Share(0, count))], K2Config.from_folder(folder))
+        self._split = Split(count, hosts)
+        check_folder(folder, self._split.of(0), count)
         self.folder, self.count, self.patience, self._on_lost = folder, count, patience, on_lost
         self.why = ""  # it is lost; "" while it is not
-        self._split, self._door, self._on_leaving = Split(count, hosts), door, on_leaving
+        self._room, self._door, self._on_leaving = room, door, on_leaving
         self._threads, self._board = threads, Board(self._check, self._write)
         self._ranks: dict[int, Channel] = {}
         self._engine, self._cores = engine, sorted(cores)
@@ -193,7 +203,7 @@ class RankGroup:
             spec = Spec(
                 str(self.folder.resolve()), number, self.count, (number, self._split.each), self._address,
                 terms.patience, self._threads, terms.backend, os.getpid(), self._cores, terms.engine,
-                terms.feature_layers, False,
+                terms.feature_layers, False, self._room,
             )  # fmt: skip
             self._ranks[number] = LocalRank(spec)
         with self._changed:

@@ -15,6 +15,7 @@ import torch
 from hedgerow.engine.numa import usable
 from hedgerow.engine.rank_door import Split
 from hedgerow.engine.rank_host import Joins, RankHost
+from hedgerow.engine.ranks import check_folder
 from hedgerow.model.config import K2Config
 from hedgerow.model.room import check_room
 from hedgerow.rpc.ending import calls_until
@@ -31,8 +32,9 @@ log = get_log(__name__)
 
 async def run(config: VerifierServiceConfig, split: Split) -> None:
     """Until SIGTERM; then as long as the first host takes to finish, at most the grace. Raises CheckpointError where
-    the model does not fit into this host's memory."""
+    the model does not fit into this host's memory, or its ranks cannot read their parts: it joins no group then."""
     check_room(config.model_path, K2Config.from_folder(config.model_path), here=split.each, ranks=split.ranks)
+    check_folder(config.model_path, split.of(config.group_host), split.ranks)
     assert config.group_leader is not None
     joins = Joins(
         config.group_leader, config.group_secret.encode(), config.group_host, split, config.group_address or "",

@@ -41,6 +41,7 @@ def load_ranks(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Target
     group = RankGroup(
         config.model_path, split.ranks, threads, on_lost=_lost, cores=cores, engine=engine, feature_layers=layers,
         hosts=split.hosts, door=_door(config, split), on_leaving=_left, address=config.group_address or "",
+        room=(rows_of(config), config.cache_pages),
     )  # fmt: skip
     target = group.load()
     _check(target)

@@ -21,6 +21,7 @@ from hedgerow.engine.tree import TreeConfig
 from hedgerow.engine.types import StepResult
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Internal
+from hedgerow.model.config import K2Config
 from hedgerow.model.devices import Device
 from hedgerow.model.interface import Prepares, experts_of, shards, waited
 from hedgerow.model.interface import Target as Model
@@ -185,7 +186,10 @@ def _trial(
 
 
 def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
-    """Reads the checkpoint. Blocks for as long as that takes; raises HedgerowError with file and field."""
+    """Reads the checkpoint. Blocks for as long as that takes; raises HedgerowError with file and field, for the small
+    files before the weights are read."""
+    vocabulary = read_vocabulary(config.model_path, K2Config.from_folder(config.model_path).vocab_size)
+    defaults = read_defaults(config.model_path)
     model = _model(config, wanted.layers)
     read, drafter_hash = reads(config, wanted, model)
     limits = EngineConfig(
@@ -204,7 +208,6 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     usual = limits.pages_for(model.config.max_position_embeddings)
     here = 1 if config.device == "cuda" else split_of(config).each  # ranks that share a memory, each with all pages
     limits = replace(limits, pages=cache_pages(model, config.cache_pages, usual, here))
-    vocabulary = read_vocabulary(config.model_path, model.config.vocab_size)
     on_device, texts = isinstance(model, Prepares), list[Text]()
     if on_device and config.acceptance_least and config.drafter is not None and not wanted.has_card:
         texts = write(model, read, vocabulary, math.inf)  # before the cache: a device's caches grow by moving
@@ -215,9 +218,7 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
         model.prepare(limits.max_sequences, most, limits.prefill_rows)
     _calibrate(config, model, engine)
     head_hash = "" if config.drafter is None else embedding_and_head_hash(config.model_path)
-    return Group(
-        model, engine, read_defaults(config.model_path), head_hash, read, wanted, drafter_hash, vocabulary, texts
-    )
+    return Group(model, engine, defaults, head_hash, read, wanted, drafter_hash, vocabulary, texts)
 
 
 def _calibrate(config: VerifierServiceConfig, model: Model, engine: VerifierEngine) -> None:

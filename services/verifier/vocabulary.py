@@ -24,11 +24,16 @@ def read_vocabulary(folder: Path, size: int) -> list[bytes]:
             piece, rank = line.split()
             pieces[int(rank)] = base64.b64decode(piece, validate=True)
     except (OSError, ValueError, IndexError) as error:
-        raise InvalidRequest(str(ranks), str(error), f"lines of base64 and a rank below {size}") from error
+        raise InvalidRequest(str(ranks), _why(error), f"lines of base64 and a rank below {size}") from error
     try:
         added = strict_json.loads(read_small(named)).get("added_tokens_decoder", {})
         for number, entry in added.items():
             pieces[int(number)] = b"" if entry["special"] else str(entry["content"]).encode()
     except (OSError, ValueError, IndexError, KeyError, AttributeError) as error:
-        raise InvalidRequest(str(named), str(error), f"added tokens with ids below {size}") from error
+        raise InvalidRequest(str(named), _why(error), f"added tokens with ids below {size}") from error
     return pieces
+
+
+def _why(error: Exception) -> str:
+    """Without the path, which is named already."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

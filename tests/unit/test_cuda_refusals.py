@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +16,22 @@ import torch
 
 pytest.importorskip("triton")
 
+from hedgerow.engine.rank_process import Spec, serve
+from hedgerow.engine.ranks import check_folder
+from hedgerow.errors import InvalidRequest
 from hedgerow.model.config import K2Config
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.loader import Checkpoint
 from hedgerow.model.memory import token
 from hedgerow.model.select import load_target
+from hedgerow.weights.convert import convert
 from hedgerow.weights.published import MINI
 from hedgerow.weights.rehearse import write
+from services.verifier.agreement import Wanted
 from services.verifier.config import VerifierServiceConfig
 from services.verifier.ranks import load_ranks
+from services.verifier.service import load as load_group
 
 SMALL = dataclasses.replace(MINI, layers=2, vocab=512, experts=4, top_k=2)
 SHARD = "model-00002-of-000005.safetensors"
@@ -119,6 +126,54 @@ def test_too_little_memory_is(folder: Path, monkeypatch: pytest.MonkeyPatch, ran
     ) as no:
         load(folder, ranks, pages)
     assert (no.value.file, no.value.actual) == (folder, f"{cache / 1e9:.1f} GB")
+
+
+def test_too_little_memory_of_another_ranks_device_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one's was looked at alone: another that was in use ran out of memory amid loading."""
+    free = {0: 1 << 40, 1: 1000}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[torch.device(device).index], 1 << 40))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda place: None)
+    monkeypatch.setattr("kernels.collectives.connect", lambda *given, **named: pytest.fail("the ranks met"))
+    given: dict[str, Any] = {
+        "folder": str(folder), "ranks": 2, "address": "127.0.0.1", "patience": 1.0, "threads": 1, "backend": "nccl",
+        "parent": os.getpid(), "cores": [], "engine": "cuda", "feature_layers": [0], "tell_hash": False,
+        "room": (64, 500),
+    }  # fmt: skip
+    monkeypatch.setattr("hedgerow.engine.rank_process.bind", lambda *_: None)
+    monkeypatch.setattr("hedgerow.engine.rank_process._node", lambda spec: None)
+    with pytest.raises(CheckpointError, match=r"GB of free memory on cuda:1, .* \(500 pages .* for steps"):
+        serve(Spec(**given, rank=1, place=(1, 2)), lambda line: None)
+    with pytest.raises(pytest.fail.Exception, match="the ranks met"):
+        serve(Spec(**given, rank=0, place=(0, 2)), lambda line: None)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_file_of_any_rank_is(folder: Path, tmp_path: Path, device: str) -> None:
+    """Of a converted folder: another rank's was looked at by that rank, when the first had begun to read."""
+    convert(folder, tmp_path / "two", 2, lambda line: None)
+    file = tmp_path / "two" / "rank-01-of-02.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    given: dict[str, Any] = {"listen": "127.0.0.1:0", "model_path": tmp_path / "two", "model_name": "m"}
+    with pytest.raises(CheckpointError, match="bytes") as refused:
+        load_ranks(VerifierServiceConfig(**given, device=device, tensor_parallel=2), (0, 1))
+    assert refused.value.file == file
+    with pytest.raises(CheckpointError, match="bytes"):
+        check_folder(tmp_path / "two", range(1, 2), 2)
+    check_folder(tmp_path / "two", range(1), 2)
+
+
+def test_small_files_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were read when the weights had been."""
+    monkeypatch.setattr("services.verifier.service.load_target", lambda *given, **named: pytest.fail("loading began"))
+    given: dict[str, Any] = {"listen": "127.0.0.1:0", "model_path": folder, "model_name": "m"}
+    for name, text in (
+        ("generation_config.json", '{"top_p": 2}'),
+        ("tokenizer_config.json", "{"),
+        ("tiktoken.model", "a b"),
+    ):
+        (folder / name).write_text(text)
+        with pytest.raises(InvalidRequest, match=name):
+            load_group(VerifierServiceConfig(**given), Wanted("hidden", ()))
 
 
 def test_what_ranks_cannot_share_is(folder: Path) -> None:
