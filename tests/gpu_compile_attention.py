@@ -19,13 +19,13 @@ def ints(*shape: int) -> torch.Tensor:
     return torch.zeros(*shape, dtype=torch.int32)
 
 
-def calls(latent: int, rope: int, batch: int, hopper: bool) -> list[Callable[[], object]]:
+def calls(latent: int, rope: int, batch: int, splits: int, hopper: bool) -> list[Callable[[], object]]:
     q = torch.zeros(batch * 16, 8, latent + rope, dtype=torch.bfloat16)
     cache = torch.zeros(16, 64, latent + rope, dtype=torch.bfloat16)
     out = torch.zeros(batch * 16, 8, latent, dtype=torch.bfloat16)
     table, lens, starts, widths = ints(batch, 16), ints(batch), ints(batch + 1), ints(batch)
     about, masks = (table, lens, starts, widths), torch.zeros(batch * 16, dtype=torch.int64)
-    workspace = Workspace(batch * 16, 8, latent, device="cpu")
+    workspace = Workspace(batch * 16, 8, latent, splits, device="cpu")
 
     def tree(form: Plan) -> Callable[[], object]:
         return lambda: mla_tree_attention.launch(q, cache, about, masks, out, workspace, form)
@@ -45,7 +45,7 @@ def calls(latent: int, rope: int, batch: int, hopper: bool) -> list[Callable[[],
 if __name__ == "__main__":
     capability = int(sys.argv[1])
     seen = {}
-    for sizes in [(512, 64, 1), (512, 64, 8), (128, 32, 8)]:
+    for sizes in [(512, 64, 1, 128), (512, 64, 8, 128), (128, 32, 8, 64)]:
         for call in calls(*sizes, capability == 90):
             for one in compiled(call, capability):
                 seen[(one.name, sizes, one.shared)] = one

@@ -33,7 +33,7 @@ from hedgerow.model.loader import Checkpoint
 from kernels.gpu.row_layout import DEEPEST, PAGE
 from kernels.tree_accept import Walked, WalkRows
 
-LAW = "g4"  # of the arithmetic; the next number when a bit of any result, or a drawn token, changes
+LAW = "g5"  # of the arithmetic; the next number when a bit of any result, or a drawn token, changes
 LEAST_ROOM = 512  # rows; more when a step has more
 FEW_ROWS = 16  # whose features are copied sooner than a second branch of the graph begins and ends
 COUNTED = 16  # of so many steps one has its experts counted

@@ -15,6 +15,7 @@ from hedgerow.model.room import check_room
 from kernels.gpu.int4_moe_gemm import Workspace as Experts
 from kernels.gpu.int4_moe_gemm import supports
 from kernels.gpu.mla_tree_attention import Workspace as Attention
+from kernels.gpu.mla_tree_attention import most_splits
 
 LEAST_ROWS = 512  # of a step's buffers
 NOWHERE = torch.device("meta")  # tensors there have a size and no memory
@@ -41,7 +42,7 @@ def step_bytes(c: K2Config, taps: int, rows: int, shards: int = 1) -> int:
     mine, top_k = share_of(c, shards), c.num_experts_per_tok
     made: list[object] = [
         Room(mine, c.vocab_size, taps, rows, NOWHERE, dtype),
-        Attention(rows, mine.num_attention_heads, c.kv_lora_rank, device="meta"),
+        Attention(rows, mine.num_attention_heads, c.kv_lora_rank, most_splits(c.max_position_embeddings), "meta"),
     ]
     if supports(c.hidden_size, mine.moe_intermediate_size, top_k, torch.device("cuda"), dtype):
         made.append(Experts(rows, c.n_routed_experts, NOWHERE))

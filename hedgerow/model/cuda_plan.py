@@ -18,7 +18,7 @@ import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import SequenceRows
-from kernels.gpu.mla_tree_attention import MOST_SPLITS, split_width
+from kernels.gpu.mla_tree_attention import split_width
 from kernels.gpu.row_layout import DEEPEST, PAGE
 from kernels.sample import Law
 
@@ -26,6 +26,7 @@ MOST_SEQUENCES = 64  # of a step
 LAW_WORDS = 8  # of a sequence's law: seven numbers, the seed in two words
 MOST_TOP_K = 1 << 30
 LEAST_PROMPT_WIDTH = 256  # narrower ones would be written more than they are computed
+MOST_PROMPT_SPLITS = 64  # of a prompt's row; attention has places for as many, or more
 SEQUENCES = (1, 4, 8, 16, 32, 64)  # what their number is rounded up to: attention is compiled for each of these
 ALIGNED = 4  # words: every part of a block begins at a multiple, so that kernels are compiled for one alignment
 Ints = npt.NDArray[np.int32]
@@ -110,15 +111,15 @@ class Step(NamedTuple):
 
 def prompt_width(position: int) -> int:
     """Keys of a split of path P, for the row at this position: by the position alone, since sessions of any limits
-    share rows of prompts. Wider from a power of two on, where splits would be more than attention has places for."""
-    return max(LEAST_PROMPT_WIDTH, (1 << position.bit_length()) // MOST_SPLITS)
+    share rows of prompts. Wider from a power of two on, where splits would be more than MOST_PROMPT_SPLITS."""
+    return max(LEAST_PROMPT_WIDTH, (1 << position.bit_length()) // MOST_PROMPT_SPLITS)
 
 
 def cut(part: SequenceRows) -> Iterator[tuple[int, int]]:
     """First rows and ends of a prompt's chunk as chains, none longer than a tree or of two widths."""
     begin, count = 0, len(part.tokens)
     while begin < count:
-        wider = max(LEAST_PROMPT_WIDTH * MOST_SPLITS, 1 << (part.prefix + begin).bit_length())
+        wider = max(LEAST_PROMPT_WIDTH * MOST_PROMPT_SPLITS, 1 << (part.prefix + begin).bit_length())
         end = min(begin + DEEPEST, count, wider - part.prefix)
         yield begin, end
         begin = end

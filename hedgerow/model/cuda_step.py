@@ -20,7 +20,7 @@ from kernels.gpu.kv_compact import kv_compact
 from kernels.gpu.linear import linear, linear_parts, room_of_parts
 from kernels.gpu.linear_activated import activated_for, multiply_activated
 from kernels.gpu.linear_normed import linear_parts_normed, normed_for
-from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention
+from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention, most_splits
 from kernels.gpu.moe_pack import Ordered
 from kernels.gpu.plain_moe import plain_moe
 from kernels.gpu.rope import mla_inputs
@@ -77,7 +77,10 @@ class Room:
         self.q = room(rows, heads, c.latent_width)
         self.context = room(rows, heads, c.kv_lora_rank)
         # under the interpreter there are none, and `row_attention` serves all rows
-        self.states = Workspace(rows, heads, c.kv_lora_rank, device=str(device)) if device.type == "cuda" else None
+        self.states: Workspace | None = None
+        if device.type == "cuda":
+            splits = most_splits(c.max_position_embeddings)
+            self.states = Workspace(rows, heads, c.kv_lora_rank, splits, str(device))
         self.value = room(rows, heads, c.v_head_dim)
         # one product's outputs, a step's experts and all of its logits: of one width each time
         self.gate_up = room(max(room_of_parts(rows, one, c.hidden_size) for one in wide), of=floats)

@@ -31,26 +31,35 @@ from kernels.gpu.mla_reference import PAGE, tree_attention_reference
 from kernels.gpu.mla_wide_cuda import prefix_wide_cuda
 
 MOST_ROWS = 64  # of one sequence: bits of an ancestor mask
-MOST_SPLITS = 64
+LONG = 1 << 16  # tokens, a tree's rows among them: from here on sessions have twice as many splits
 
 
 def split_width(limit: int) -> int:
     """Keys a split, for a session of at most `limit` tokens (prompt + max_tokens): fixed at admission, stored with it.
 
-    The largest power of two that makes at least 32 splits, or 64 where none does; never more than MOST_SPLITS splits.
-    Narrow splits keep all processors busy when one session runs alone; wide ones write fewer sums when many rows do.
-    What the compromise costs either of them: docs/architecture.md.
+    The largest power of two that makes at least 32 splits, 64 of a long session; 64 where none does; never more than
+    `most_splits`. Narrow splits keep all processors busy when one session runs alone; wide ones write fewer sums when
+    many rows do. What the compromise costs either of them: docs/architecture.md.
     Raises ValueError for a limit below one.
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
-    return max(PAGE, 1 << ((limit + MOST_ROWS) // 32).bit_length() >> 1)
+    keys = limit + MOST_ROWS
+    return max(PAGE, 1 << (keys // (64 if keys >= LONG else 32)).bit_length() >> 1)
+
+
+def most_splits(positions: int) -> int:
+    """Splits that a session may have, where a model has so many positions."""
+    return 128 if positions + MOST_ROWS >= LONG else 64
 
 
 class Workspace:
-    """Device memory that a launch needs beside its inputs. One per stream; made before a graph is captured."""
+    """Device memory that a launch needs beside its inputs. One per stream; made before a graph is captured.
 
-    def __init__(self, rows: int, heads: int, latent: int, splits: int = MOST_SPLITS, device: str = "cuda") -> None:
+    splits: those of its longest session, `most_splits`; a power of two, at least 32.
+    """
+
+    def __init__(self, rows: int, heads: int, latent: int, splits: int, device: str = "cuda") -> None:
         self.rows, self.heads, self.latent, self.splits = rows, heads, latent, splits
         lines = rows * heads
         self.sums = torch.empty(lines, splits, latent, dtype=torch.bfloat16, device=device)
@@ -77,8 +86,10 @@ def plan(rows: int, heads: int, batch: int, latent: int, pages: int, processors:
         return Plan(LINES, 0, processors, columns)
     if pages <= 40 and batch * -(-lines // 16) * pages <= 2 * processors:  # a page each, two programs a processor
         return Plan(16, 1, 2 * processors, columns)
-    # wide tiles, where those of all sequences, of some 32 splits each, are enough for half of the processors
-    wide = lines > 16 and batch * -(-lines // 64) * 64 >= processors - 4
+    # wide tiles, where those of 16 lines would take more turns
+    splits = -(-pages * PAGE // split_width(max(1, pages * PAGE - MOST_ROWS)))  # where a session fills the table
+    turns = [-(-batch * -(-lines // tile) * splits // processors) for tile in (16, 64)]
+    wide = lines > 16 and turns[1] < turns[0]
     return Plan(64 if wide else 16, 2, processors, columns)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from kernels.gpu.cuda import kernel
 from kernels.gpu.mla_reference import tree_attention_reference
-from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention
+from kernels.gpu.mla_tree_attention import MOST_ROWS, Workspace, mla_tree_attention, most_splits, split_width
 from kernels.gpu.mla_wide_cuda import SHARED, THREADS
 from tests.gpu.attention_cases import FORMS, NARROW, WIDE, Batch, attend, batch, decoded, ints, one, same, signed
 
@@ -93,7 +93,16 @@ def test_all_forms_have_the_same_bits(latent, rope) -> None:
 @pytest.mark.parametrize("kind", ["random", "chain", "star"])
 @pytest.mark.parametrize(
     ("prefix", "rows", "width"),
-    [(0, 64, 64), (0, 16, 128), (63, 64, 128), (498, 64, 512), (1000, 16, 256), (1023, 64, 128), (8190, 64, 512)],
+    [
+        (0, 64, 64),
+        (0, 16, 128),
+        (63, 64, 128),
+        (498, 64, 512),
+        (1000, 16, 256),
+        (1023, 64, 128),
+        (8190, 64, 512),
+        (8100, 64, 64),
+    ],
 )
 def test_a_row_in_a_tree_has_the_bits_of_plain_decoding(kind, prefix, rows, width) -> None:
     b = batch([prefix], [rows], kind=kind, width=width, seed=prefix + rows)
@@ -116,6 +125,26 @@ def test_a_sequence_alone_has_the_bits_of_any_batch() -> None:
     together = attend(b, splits=128)
     for n in range(len(prefixes)):
         assert same(attend(one(b, n), splits=128), together[b.starts[n] : b.starts[n + 1]])
+
+
+@pytest.mark.parametrize("limit", [66_000, 132_096])
+def test_a_long_session_of_more_than_64_splits(limit) -> None:
+    """Rows on both sides of a split's end: in a tree, in every form and cut, beside others, alone as plain decoding."""
+    width, splits = split_width(limit), most_splits(limit)
+    border = (limit + MOST_ROWS) // width * width
+    b = batch([border - 3, 700], [5, 9], kind="random", width=[width, 128], seed=limit)
+    assert 64 <= border // width < splits
+    together = attend(b, NARROW, splits)
+    close(together, b)
+    long = one(b, 0)
+    for form in FORMS:
+        for programs, columns in ((1, 64), (132, 64), (132, 0)):
+            cut = form._replace(programs=programs, columns=columns)
+            assert same(attend(long, cut, splits), together[:5])
+    plain = decoded(b, 0)
+    assert same(attend(plain, splits=splits), together[:5])
+    for row in range(5):
+        assert same(attend(one(plain, row), splits=splits)[0], together[row])
 
 
 def test_sixty_four_sequences_of_one_row() -> None:
@@ -160,7 +189,7 @@ def test_a_graph_reads_lengths_trees_and_rows_on_the_device() -> None:
     small = replace(small, cache=cache, page_table=table)
     held = replace(big, cache=cache, **{name: getattr(big, name).clone() for name in LIVE})
     out = torch.empty(32, 8, 512, dtype=torch.bfloat16, device="cuda")
-    workspace = Workspace(32, 8, 512)
+    workspace = Workspace(32, 8, 512, 64)
 
     def call() -> None:
         mla_tree_attention(

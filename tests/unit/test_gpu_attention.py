@@ -20,7 +20,15 @@ pytest.importorskip("triton")
 from kernels.gpu.mla_device import real_column
 from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_reference import cached, prefill_attention_reference, tree_attention_reference
-from kernels.gpu.mla_tree_attention import MOST_ROWS, MOST_SPLITS, Workspace, mla_tree_attention, plan, split_width
+from kernels.gpu.mla_tree_attention import (
+    LONG,
+    MOST_ROWS,
+    Workspace,
+    mla_tree_attention,
+    most_splits,
+    plan,
+    split_width,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADS, LATENT, ROPE = 2, 128, 32
@@ -51,7 +59,7 @@ def arguments(**changed: Any) -> dict[str, Any]:
         "ancestors": torch.tensor([1, 3, 5, 1, 3, -1, -1]),
         "widths": torch.tensor([64, 64], dtype=torch.int32),
         "out": torch.full((7, HEADS, LATENT), torch.nan, dtype=torch.bfloat16),
-        "workspace": Workspace(7, HEADS, LATENT, device="cpu"),
+        "workspace": Workspace(7, HEADS, LATENT, 64, device="cpu"),
     }
     return given | changed
 
@@ -115,7 +123,7 @@ def test_other_lengths_are_refused_by_name(name: str) -> None:
 
 def test_a_workspace_for_less_is_refused() -> None:
     with pytest.raises(ValueError, match="workspace is for \\(6, 2, 128\\)"):
-        mla_tree_attention(**arguments(workspace=Workspace(6, HEADS, LATENT, device="cpu")))
+        mla_tree_attention(**arguments(workspace=Workspace(6, HEADS, LATENT, 64, device="cpu")))
 
 
 def test_other_widths_of_the_model_are_refused() -> None:
@@ -136,12 +144,22 @@ def test_prefill_checks_and_computes_too() -> None:
     assert not given["out"][5:].any()
 
 
-@pytest.mark.parametrize("limit", [1, 63, 64, 65, 2048, 4095, 4096, 33792, 65535, 262144])
+@pytest.mark.parametrize("limit", [1, 63, 64, 65, 2048, 4095, 4096, 33792, 65471])
 def test_a_session_has_at_most_as_many_splits_as_the_workspace_holds(limit: int) -> None:
     width = split_width(limit)
     assert width % 64 == 0
-    assert -(-(limit + MOST_ROWS) // width) <= MOST_SPLITS
+    assert -(-(limit + MOST_ROWS) // width) <= most_splits(limit) == 64
     assert width == 64 or limit // width >= 31
+
+
+@pytest.mark.parametrize("limit", [65472, 65536, 100_000, 131_007, 131_008, 132_096, 262_079, 262_144, 1 << 22])
+def test_a_long_session_has_twice_as_many(limit: int) -> None:
+    """On both sides of every power of two; a workspace holds them for every shorter session of the same model too."""
+    width = split_width(limit)
+    assert width & (width - 1) == 0
+    assert 64 <= -(-(limit + MOST_ROWS) // width) <= most_splits(limit) == 128
+    assert limit + MOST_ROWS >= LONG > 65471 + MOST_ROWS
+    assert split_width(limit) >= split_width(LONG - MOST_ROWS - 1)
 
 
 @pytest.mark.parametrize("columns", [64, 128, 512])
@@ -157,7 +175,7 @@ def test_a_limit_below_one_is_refused() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 64, 512])
 @pytest.mark.parametrize("batch", [1, 8, 64])
-@pytest.mark.parametrize("pages", [1, 16, 600])
+@pytest.mark.parametrize("pages", [1, 16, 600, 2049, 4097])
 def test_a_plan_is_one_of_the_compiled_forms(rows: int, batch: int, pages: int) -> None:
     made = plan(rows * batch, 8, batch, 512, pages, 132)
     assert (made.lines, made.stages) in {(16, 1), (16, 2), (64, 2)}
@@ -165,6 +183,14 @@ def test_a_plan_is_one_of_the_compiled_forms(rows: int, batch: int, pages: int) 
     elsewhere = plan(rows * batch, 8, batch, 512, pages, 188, wgmma=False)
     assert (elsewhere.lines, elsewhere.stages, elsewhere.programs) == (16, 0, 188)
     assert elsewhere.columns in (64, 512)
+
+
+@pytest.mark.parametrize(
+    ("rows", "pages", "lines"), [(1, 2049, 16), (4, 2049, 16), (8, 2049, 64), (8, 129, 16), (16, 129, 64)]
+)
+def test_tiles_are_wide_where_narrow_ones_take_more_turns(rows: int, pages: int, lines: int) -> None:
+    """One session: of 65 splits, four tiles of 16 lines are more than 132 programs; of 33, they are not."""
+    assert plan(rows, 8, 1, 512, pages, 132).lines == lines
 
 
 def test_a_steps_products_are_our_own() -> None:

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.cuda_plan import (
     ALIGNED,
+    MOST_PROMPT_SPLITS,
     MOST_SEQUENCES,
     Shape,
     aligned,
@@ -26,7 +27,7 @@ from hedgerow.model.cuda_plan import (
     split,
 )
 from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
-from kernels.gpu.mla_tree_attention import MOST_SPLITS
+from kernels.gpu.mla_tree_attention import most_splits
 from kernels.sample import Law
 
 PAGES = 20
@@ -110,7 +111,7 @@ def test_a_long_chunk_is_several_sequences() -> None:
     assert fields.pages[1].tolist() == fields.pages[3].tolist()
     assert set(fields.widths[1:4].tolist()) == {256}
     assert [prompt_width(at) for at in (0, 16383, 16384, 32768, (1 << 18) - 1)] == [256, 256, 512, 1024, 4096]
-    assert all(at // prompt_width(at) < MOST_SPLITS for at in range(0, 1 << 18, 63))
+    assert all(at // prompt_width(at) < MOST_PROMPT_SPLITS <= most_splits(at) for at in range(0, 1 << 18, 63))
 
 
 def test_no_chain_of_a_prompt_has_two_widths() -> None:
