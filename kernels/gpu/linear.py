@@ -216,6 +216,7 @@ def linear_parts(x: torch.Tensor, w: torch.Tensor, room: torch.Tensor, eager: bo
     parts = apart(rows, n, k)
     if room.numel() < parts * rows * n or room.dtype != torch.float32:
         raise ValueError(f"room is {room.numel()} of {room.dtype}, {parts * rows * n} float32 were expected")
+    check("room", room, (None,) * room.dim())
     check("x", x, (rows, k))
     check("w", w, (n, k), x.dtype)
     out = room.view(-1)[: parts * rows * n].view(parts, rows, n)

@@ -84,6 +84,8 @@ def mla_inputs(
     a = a.unsqueeze(0) if a.dim() == 2 else a
     rows, q, latent, half = a.shape[1], q_norm.shape[0], kv_norm.shape[0], cos.shape[1]
     check_rows("a", a[0], q + latent + 2 * half)
+    for name, weight, size in (("q_norm", q_norm, q), ("kv_norm", kv_norm, latent)):
+        check(name, weight, (size,))
     check("cache", cache, (None, latent + 2 * half))
     check("out", out, (rows, q))
     for name, index in (("position", position), ("slot", slot)):
