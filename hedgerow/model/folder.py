@@ -37,6 +37,7 @@ class Stored(NamedTuple):
     entries: Mapping[str, Entry]
     prefix: str  # of every name
     parts: Share  # what each tensor's entry holds of it; WHOLE in a published folder
+    told: frozenset[str] = frozenset()  # what the index names and no file gives: complained of already
 
     def get(self, name: str) -> Entry | None:
         """By a name without the prefix."""
@@ -46,16 +47,18 @@ class Stored(NamedTuple):
 def stored(folder: Path, share: Share = WHOLE, complain: Complain = refuse) -> Stored:
     """Reads index and headers, no data. `share` names the file of a converted folder."""
     manifest = Manifest.read(folder)
+    told: frozenset[str] = frozenset()
     if manifest is not None:
         entries, parts = read_header(manifest.rank_file(folder, share)), share
     else:
-        entries, parts = published(folder, complain), WHOLE
-    nested = any(name.startswith(NESTED) for name in entries)
-    return Stored(folder, entries, NESTED if nested else "", parts)
+        entries, told = published(folder, complain)
+        parts = WHOLE
+    nested = any(name.startswith(NESTED) for name in (*entries, *told))
+    return Stored(folder, entries, NESTED if nested else "", parts, told)
 
 
-def published(folder: Path, complain: Complain = refuse) -> dict[str, Entry]:
-    """Every tensor of the text model by the index, or of the single file."""
+def published(folder: Path, complain: Complain = refuse) -> tuple[dict[str, Entry], frozenset[str]]:
+    """Every tensor of the text model by the index, or of the single file; and what of the index is not there."""
     weights = weight_files(folder, complain)
     headers: dict[Path, dict[str, Entry]] = {}
     for file in sorted(set(weights.values())):
@@ -75,7 +78,7 @@ def published(folder: Path, complain: Complain = refuse) -> dict[str, Entry]:
         for name in header:
             if weights.get(name, file) != file:
                 complain(CheckpointError(file, name, f"only in {weights[name].name}, as the index says", "here too"))
-    return found
+    return found, frozenset(weights.keys() - found.keys())
 
 
 def weight_files(folder: Path, complain: Complain = refuse) -> dict[str, Path]:
@@ -124,8 +127,10 @@ def faults(s: Stored, c: K2Config, ranks: int = 1) -> Iterator[CheckpointError]:
             weight = s.get(wanted.name.removesuffix("_scale_inv"))
             if weight is None or weight.dtype != FP8:
                 continue  # a plain matrix has no scales
+        full = s.prefix + wanted.name
+        if entry is None and full in s.told:
+            continue
         if entry is None:
-            full = s.prefix + wanted.name
             yield CheckpointError(s.folder, full, f"a tensor of shape {list(wanted.shape)}", "missing")
             continue
         yield from _entry_faults(s, wanted, entry, ranks)

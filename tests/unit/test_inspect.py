@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 
 from hedgerow.model.config import K2Config
 from hedgerow.model.folder import faults
@@ -113,6 +113,23 @@ def test_everything_is_read_when_asked_for(tmp_path: Path, capsys: pytest.Captur
     assert main(["inspect", str(tmp_path / "b"), "--verify", "--json"]) == 1
     [fault] = json.loads(capsys.readouterr().out)["faults"]
     assert fault["file"].endswith("rank-01-of-02.safetensors")
+
+
+def test_what_a_missing_file_held_is_not_missing_besides(tmp_path: Path) -> None:
+    """One file of 64 was a thousand faults, and the last of them were all that stood on the screen."""
+    write(tmp_path, "k2.6", SMALL)
+    file = tmp_path / "model-00002-of-000005.safetensors"
+    whole = file.read_bytes()
+    file.unlink()
+    (fault,) = inspect(tmp_path).faults
+    assert fault == (str(file), "", "'missing'", "the file")
+    file.write_bytes(whole[:-1])
+    assert [fault.file for fault in inspect(tmp_path).faults] == [str(file)]
+    names = ("self_attn.o_proj.weight", "input_layernorm.weight")
+    save_file({name: tensor for name, tensor in load(whole).items() if not name.endswith(names)}, file)
+    assert [Path(fault.what).name for fault in inspect(tmp_path).faults] == [
+        f"language_model.model.layers.1.{name}" for name in names[::-1]
+    ]  # fmt: skip
 
 
 def test_a_wrong_stored_shape_is_found_by_reading(tmp_path: Path) -> None:
