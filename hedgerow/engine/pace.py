@@ -6,11 +6,13 @@ which there was nothing to do is not counted.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from hedgerow.engine.budgets import Budgets
-from hedgerow.engine.chunk_times import FARTHEST, UNKNOWN, ChunkTimes
+from hedgerow.engine.chunk_times import UNKNOWN, ChunkTimes
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.rows import Part, Walk
 from hedgerow.engine.scheduler import Work
@@ -21,7 +23,7 @@ from hedgerow.engine.types import DraftBatch, PaceLoad
 
 ALL, EVERY = 200, 5  # first steps, all of which are learned from; of the later ones each fifth, and of those whose
 # budgets are chosen every unusual one: a fit takes 0.2 ms, which a step beside a prompt would pay
-KNOWN, NEWEST = 8, 0.08  # steps of a kind from which on it is known without a fit; the weight of a later one
+KNOWN, LAST = 8, 32  # steps of a kind from which on it is known without a fit; how many are remembered
 KINDS = 64  # of decoding steps
 
 
@@ -37,25 +39,25 @@ class Ran(NamedTuple):
 class Alone:
     """What steps without prompts took, by kind, as it was: what the steps beside a prompt are measured against.
 
-    No fit and no factor of the machine's is in it, as in `StepTimes`: these follow chunks too, which take longer as
-    their prompts do, and would allow them more the more they took.
+    The median of the last ones: a few were the first of their process, or somebody else had the cores. No fit and no
+    factor of the machine's is in it, as in `StepTimes`: these follow chunks too, which take longer as their prompts
+    do, and would allow them more the more they took.
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[int, ...], tuple[int, float]] = {}  # times, ms; the newest stands last
+        self._kinds: dict[tuple[int, ...], deque[float]] = {}  # ms; the newest stands last
 
     def took(self, load: Load, ms: float) -> None:
-        times, before = self._kinds.pop(_kind(load), (0, ms))
-        if times >= KNOWN:  # in a step that took many times as long somebody else had the cores
-            ms = min(max(ms, before / FARTHEST), before * FARTHEST)
-        self._kinds[_kind(load)] = times + 1, before + max(1 / (times + 1), NEWEST) * (ms - before)
+        seen = self._kinds.pop(_kind(load), None)
+        self._kinds[_kind(load)] = seen = deque(maxlen=LAST) if seen is None else seen
+        seen.append(ms)
         if len(self._kinds) > KINDS:
             del self._kinds[next(iter(self._kinds))]
 
     def milliseconds(self, load: Load) -> float:
         """0: hardly seen."""
-        times, ms = self._kinds.get(_kind(load), (0, 0.0))
-        return ms if times >= KNOWN else 0.0
+        seen = self._kinds.get(_kind(load), ())
+        return median(seen) if len(seen) >= KNOWN else 0.0
 
 
 def _kind(load: Load) -> tuple[int, ...]:
