@@ -39,6 +39,7 @@ from hedgerow.model.cuda_cache import CudaCache
 from hedgerow.model.cuda_graph import prepare_all
 from hedgerow.model.cuda_plan import SEQUENCES, Shape, at_least, bucket
 from hedgerow.model.cuda_shapes import BESIDE, ROWS, WANTED
+from kernels.gpu.row_layout import DEEPEST
 
 TAPS = (1, 12, 24, 35, 47, 58)
 MOST = 3072  # tokens that a stream may decode
@@ -108,9 +109,12 @@ class Bench:
             trees = bucket(own)
             shapes.append(Shape(trees, trees, at_least(streams, SEQUENCES), pages, True, False, True))
             for rows in (size for size in ROWS if own < size <= room):
-                shape = Shape(rows, min(rows, at_least(own, WANTED)), at_least(streams + 1, BESIDE), pages, True, True)
-                last = shape._replace(wanted=min(rows, at_least(own + 1, WANTED)))
-                shapes += [shape._replace(whole=True), last]
+                chunk = min(rows - own, self.args.prefill_rows)  # counts as so many places, one more at some positions
+                for places in range(streams + 1, streams + 2 + -(-chunk // DEEPEST)):
+                    beside = at_least(places, BESIDE)
+                    shape = Shape(rows, min(rows, at_least(own, WANTED)), beside, pages, True, True)
+                    last = shape._replace(wanted=min(rows, at_least(own + 1, WANTED)))
+                    shapes += [shape._replace(whole=True), last]
         every = list(dict.fromkeys(shapes))
         prepare_all("a step", every, lambda shape: self.model._passes[shape].launch, self.model.device)
         settled()
