@@ -6,8 +6,8 @@ x [R, 7168] bfloat16, chosen [R, 8] int32, weights [R, 8] float32, experts: gate
 [E, 7168, 256], as `order_experts` leaves them -> out [R, 7168], float32 or bfloat16; base as out, or none, or out.
 
 Two or three launches: gate_up with SiLU (moe_gate_up.py), down (moe_down.py), from five rows on the sum of the slots
-(moe_combine.py); before them the work list (moe_tiles.py). A prompt's many rows have products of their own
-(moe_many_products.py). All follow one another by programmatic dependent launch.
+(moe_combine.py); before them the work list (moe_tiles.py). A prompt's many rows have a list and products of their own
+(moe_many_tiles.py, moe_many_products.py). All follow one another by programmatic dependent launch.
 
 Arithmetic, the same for every number of rows and every routing: a group of 32 products with the codes, which are exact,
 is one MMA sum in float32, which the group's scale then multiplies into the accumulator; gate_up adds four such chains
@@ -28,6 +28,7 @@ from kernels.gpu.moe_down import down_rows, down_tiles
 from kernels.gpu.moe_gate_up import gate_up_tiles
 from kernels.gpu.moe_many import MANY
 from kernels.gpu.moe_many_products import many, many_fit
+from kernels.gpu.moe_many_tiles import many_tiles, room
 from kernels.gpu.moe_pack import Ordered, pack_down, pack_gate_up
 from kernels.gpu.moe_tiles import WIDTH, Tiles, expert_tiles, most_tiles, width_of
 from kernels.gpu.shapes import check
@@ -105,6 +106,7 @@ class Workspace:
         self.many_fit = many_fit(self.y.device)
         large = rows if rows >= MANY_ROWS and self.many_fit else 0
         self.starts = torch.empty(large, HIDDEN // 32, device=device)
+        self._counts = room(large, SLOTS, experts, device)
         self._wide = torch.zeros(experts + large * SLOTS // MANY, width_of(MANY), dtype=torch.int32, device=device)
         # each pair is a tile of its own
         few = MOST_DIRECT * SLOTS
@@ -120,7 +122,10 @@ class Workspace:
             return Tiles(chosen.view(-1), self._own[: rows * SLOTS], self._all)
         most = most_tiles(rows, SLOTS, self.experts, how.capacity, how.halves)
         tiles = Tiles(self._expert[:most], (self._wide if how.capacity == MANY else self._pairs)[:most], self._number)
-        expert_tiles(chosen, self.experts, how.capacity, tiles, how.halves)
+        if how.capacity == MANY:
+            many_tiles(chosen, self.experts, self._counts, tiles)
+        else:
+            expert_tiles(chosen, self.experts, how.capacity, tiles, how.halves)
         return tiles
 
 

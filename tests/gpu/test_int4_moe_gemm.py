@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.gpu import moe_tiles
+from kernels.gpu import moe_many_tiles, moe_tiles
 from kernels.gpu.int4_moe_gemm import (
     HIDDEN,
     INNER,
@@ -239,6 +239,30 @@ def test_tiles(rows: int, experts: int, top_k: int, capacity: int, halves: bool)
     assert tiles.expert.tolist()[: len(expected)] == [expert for expert, _ in expected]
     for line, (_, pairs) in zip(tiles.pairs.tolist(), expected, strict=False):
         assert line == pairs + [-1] * (len(line) - len(pairs))
+
+
+LARGE = [] if INTERPRETED else [(1536, 384, 8), (8192, 384, 8)]
+
+
+@pytest.mark.parametrize(("rows", "experts", "top_k"), moe_many_tiles.TEST_SHAPES + LARGE)
+def test_tiles_of_many_rows(rows: int, experts: int, top_k: int) -> None:
+    """The list of few rows, for up to 64 pairs a tile."""
+    rank = torch.rand(rows, experts, generator=torch.Generator().manual_seed(rows))
+    rank[:, :2] += 0.5  # busy ones
+    chosen = rank.topk(top_k, 1).indices.int()
+    chosen[rows // 2 :: 7] = -1
+    chosen[1::5, 0] = -1
+    most = most_tiles(rows, top_k, experts, 64)
+    tiles = Tiles(*(torch.full(shape, 99, dtype=torch.int32, device=DEVICE) for shape in ((most,), (most, 64), (1,))))
+    room = moe_many_tiles.room(rows, top_k, experts, DEVICE)
+    moe_many_tiles.many_tiles(chosen.to(DEVICE), experts, room, tiles)
+    expected = moe_tiles.reference(chosen, experts, 64)
+    assert int(tiles.number) == len(expected) <= most
+    assert tiles.expert.tolist()[: len(expected)] == [expert for expert, _ in expected]
+    for line, (_, pairs) in zip(tiles.pairs.tolist(), expected, strict=False):
+        assert line == pairs + [-1] * (64 - len(pairs))
+    with pytest.raises(ValueError, match="counts has 0 lines"):
+        moe_many_tiles.many_tiles(chosen.to(DEVICE), experts, room[:0], tiles)
 
 
 @pytest.mark.parametrize("of", [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16])

@@ -22,6 +22,7 @@ from kernels.gpu import (
     kv_compact,
     kv_write,
     linear,
+    moe_many_tiles,
     moe_tiles,
     pair_scores,
     plain_moe,
@@ -126,6 +127,10 @@ CASES: dict[str, tuple[Callable[..., object], dict[str, Any], set[str]]] = {
     "expert_lists": (router.expert_lists, {"chosen": ints(R, K), "pairs": ints(E, R), "counts": ints(E)}, set()),
     "expert_tiles": (moe_tiles.expert_tiles, {
         "chosen": ints(R, K), "experts": E, "capacity": 4, "tiles": moe_tiles.Tiles(ints(8), ints(8, 16), ints(1)),
+    }, set()),
+    "many_tiles": (moe_many_tiles.many_tiles, {
+        "chosen": ints(R, K), "experts": E, "counts": ints(2, 16),
+        "tiles": moe_tiles.Tiles(ints(R * K), ints(R * K, 64), ints(1)),
     }, set()),
     "silu_mul": (silu_mul.silu_mul, {"a": floats(R, 2 * H), "out": floats(R, H)}, set()),
     "topk_logprobs": (topk_logprobs.topk_logprobs, {"logits": floats(2, 3, H), "k": 4}, set()),
