@@ -113,8 +113,14 @@ def read(kernel: Any, capability: int) -> Compiled:
     spilled = stack + local if counted["LDL"] or counted["STL"] or not code else 0
     if not code:
         counted["HMMA"] = kernel.asm["ptx"].count("mma.sync.aligned")
+        counted["UTCHMMA"] = kernel.asm["ptx"].count("tcgen05.mma")
     metadata = kernel.metadata
     return Compiled(metadata.name, registers, spilled, metadata.shared, metadata.num_warps * 32, counted)
+
+
+def on_tensor_cores(one: Compiled) -> bool:
+    """mma.sync, Hopper's wgmma, or the matrix unit that Triton takes on sm_100 and sm_103 for 64 rows or more."""
+    return any(one.instructions[name] for name in ("HMMA", "HGMMA", "UTCHMMA"))
 
 
 def _run(tool: str, *arguments: str) -> str:

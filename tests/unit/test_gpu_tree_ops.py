@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).resolve().parents[2]
+OTHERS = [pytest.param(card, marks=pytest.mark.long) for card in ("100", "103", "120")]  # cards beside Hopper's
 
 
 def run(*arguments: str, seconds: float = 110, **environment: str) -> str:
@@ -31,7 +32,7 @@ def test_in_the_interpreter(what: str) -> None:
     assert "needs a CUDA device" not in out
 
 
-@pytest.mark.parametrize("capability", ["90", pytest.param("120", marks=pytest.mark.long)])
+@pytest.mark.parametrize("capability", ["90", *OTHERS])
 def test_compiled_for_a_card(capability: str) -> None:
     """No spills on sm_90, next to none elsewhere. One process a card, for each takes a second to import."""
     out = run("-m", "tests.gpu_compile_trees", capability)

@@ -33,7 +33,7 @@ def test_parts_are_a_matter_of_the_shape() -> None:
 
 @pytest.mark.timeout(300)  # thirty seconds of work, on cores that others use too
 @pytest.mark.long
-@pytest.mark.parametrize("capability", ["90", "120"])
+@pytest.mark.parametrize("capability", ["90", "100", "103", "120"])
 def test_cuts_compile_without_spills(capability: str) -> None:
     out = run("-m", "tests.gpu_compile_linear", capability, seconds=280)
     assert f"{2 * len(CUTS)} products" in out, out

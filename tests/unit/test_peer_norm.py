@@ -13,7 +13,7 @@ from kernels.gpu.peer_norm import peer_norm, two_shots
 from kernels.gpu.peers import empty
 from tests.peer_rank import SIZES, create, lines, peers
 from tests.peer_sums import check_sums
-from tests.unit.test_gpu_tree_ops import run
+from tests.unit.test_gpu_tree_ops import OTHERS, run
 
 RANKS = 3
 HIDDEN, MOST = SIZES["cpu"].hidden, SIZES["cpu"].most
@@ -31,7 +31,7 @@ def test_processes_that_write_to_each_other_have_the_sum_in_rank_order(tmp_path:
 
 
 @pytest.mark.timeout(300)  # seconds of work, on cores that others use too
-@pytest.mark.parametrize("capability", ["90", "120"])
+@pytest.mark.parametrize("capability", ["90", *OTHERS])
 def test_a_part_is_sent_before_others_are_waited_for(capability: str) -> None:
     out = run("-m", "tests.gpu_compile_ranks", capability, seconds=280)
     assert "8 kernels" in out, out
