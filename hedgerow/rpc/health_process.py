@@ -26,7 +26,6 @@ from typing import NamedTuple
 import grpc.aio
 
 from hedgerow.errors import HedgerowError
-from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.health import Health
 from hedgerow.rpc.logs import get_log, set_up_logging
 from hedgerow.rpc.tls import TlsConfig, own_files, server_credentials
@@ -131,13 +130,14 @@ def main() -> None:
     ask_for_slice(SHORT)
     try:
         asyncio.run(serve(spec, told))
-    except (HedgerowError, ValueError) as error:
+    except (HedgerowError, OSError, ValueError) as error:
         _say(told, f"failed {error}")
         os._exit(1)
 
 
 async def serve(spec: Spec, told: int) -> None:
-    """Until the end of the input, with which the process ends. Raises ConfigError where it cannot listen."""
+    """Until the end of the input, with which the process ends. Raises OSError where it cannot listen, ConfigError for
+    files of TLS."""
     health = Health(spec.services)
     health.report(PROCESS, "no word of it yet")
     pulse, lines, ended = Pulse(health), Lines(), asyncio.get_running_loop().create_future()
@@ -191,8 +191,7 @@ async def _bind(server: grpc.aio.Server, spec: Spec) -> int:
             return server.add_secure_port(spec.listen, server_credentials(files, client_certs))
         except RuntimeError as error:
             if time.monotonic() > end:
-                why = f"cannot listen there: {error}"
-                raise ConfigError(variable_of("health_listen"), repr(spec.listen), why) from error
+                raise OSError(f"cannot listen there: {error}") from error
         await asyncio.sleep(BIND_AGAIN)
 
 

@@ -212,7 +212,7 @@ async def test_a_port_that_is_taken_is_refused_by_name() -> None:
     health.report("starting", None)
     keeper = Keeper(spec_of("test", listen, config(), health), health)
     assert health.troubles == {"health process": "it is starting"}, "who is ready can be asked"
-    taken = r"HEDGEROW_HEALTH_LISTEN: '127.0.0.1:\d+' is not allowed: .*cannot listen"
+    taken = r"HEDGEROW_HEALTH_LISTEN: '127.0.0.1:\d+' is not allowed: cannot listen"
     with socket.create_server(parse_address(listen)), pytest.raises(ConfigError, match=taken):
         await keeper.run()
 
