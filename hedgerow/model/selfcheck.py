@@ -14,6 +14,7 @@ from hedgerow.errors import HedgerowError
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.interface import Draft, Target
+from kernels.mla_tree_attention import PAGE
 from kernels.sample import Law
 from kernels.tree_accept import WalkRows, walk_trees
 
@@ -22,7 +23,7 @@ PROMPT = 70  # crosses a page
 PARENTS = (-1, 0, 0, 1, 1, 3, 5, 2, 6)  # a tree: its deepest path is DEEPEST
 DEEPEST = (0, 1, 3, 5, 6, 8)
 PAGES = (2, 0)
-
+CROWD = 150  # rows: more than a tile has, and some
 
 LAWS = (Law(0.0, 0, 1.0, 0.0, 1, 0, 80), Law(1.0, 0, 1.0, 0.0, 2, 0, 80), Law(0.8, 50, 0.9, 0.01, 3, 1, 80))
 
@@ -65,6 +66,26 @@ def check_rows(model: Target) -> None:
     alone = plain_logits(model, prompt, [tree[row] for row in DEEPEST])
     if not torch.equal(logits[list(DEEPEST)], alone):
         raise SelfCheckFailed("a row in a tree has other bits than the row alone")
+    if model.architecture.startswith("cuda"):
+        check_crowds(model)
+
+
+def check_crowds(model: Target) -> None:
+    """SelfCheckFailed where a row's bits depend on how many there are: alone in a step, and beside `CROWD` others.
+
+    For devices whose products have tiles, or a matrix unit, by the number of rows.
+    """
+    prompt, tree = texts(model)
+    length, cache = len(prompt), model.new_cache(len(PAGES) + 1 + -(-CROWD // PAGE))
+    chunk = min(CROWD, model.config.max_position_embeddings)
+    model.forward([SequenceRows(0, PAGES, prompt, range(-1, length - 1), [], True)], cache)
+    root = SequenceRows(length, PAGES, tree[:1], [-1], [0])
+    beside = SequenceRows(0, range(3, cache.pages), [tree[0]] * chunk, range(-1, chunk - 1), [], True)
+    alone = model.forward([root], cache).logits.clone()
+    if not torch.equal(alone, model.forward([root, beside], cache).logits):
+        raise SelfCheckFailed(f"a row beside {chunk} others has other bits than the row alone")
+    if not torch.equal(alone[0], tree_logits(model, prompt, tree, [length])[0]):
+        raise SelfCheckFailed("a row with a tree has other bits than the row alone")
 
 
 def check_drafter(model: Draft, reference: Draft) -> None:
