@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.config import K2Config
+from hedgerow.model.draft_config import DraftConfig
+from hedgerow.model.draft_tensors import tensors as draft_tensors
 from hedgerow.model.folder import parameters
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.interface import Target
@@ -41,8 +44,26 @@ def check_room(
         parts = on_card(c, ranks), (pages or 1) * page_bytes(c, "cuda"), steps
         needed, (read, cache, buffers) = sum(parts), (f"{part / 1e9:.1f}" for part in parts)
         what = f"for {read} of weights, {cache} of cache ({pages or 1} pages of {PAGE} tokens) and {buffers} for steps"
+    _refuse(folder, needed, found, f"{where}, {what}")
+
+
+def check_draft_room(folder: Path, c: DraftConfig, device: torch.device | None = None, projected: bool = False) -> None:
+    """As `check_room`, of the drafter in `folder`: its weights and its target's embedding and head, in float32 on a CPU
+    and bfloat16 on a device. Contexts come on top; `projected`: fc is not here."""
+    shapes = [wanted.shape for wanted in draft_tensors(c) if not (projected and wanted.name == "fc.weight")]
+    count, where = sum(map(math.prod, shapes)) + 2 * c.vocab_size * c.hidden_size, "memory"
+    found = free_memory() if device is None else int(torch.cuda.mem_get_info(device)[0])
+    if device is not None:  # all layers' keys and values are there side by side as well
+        count += 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * c.hidden_size
+        where = f"memory on {device}"
+    what = "for the drafter's weights and its target's embedding and head"
+    _refuse(folder, (4 if device is None else 2) * count, found, f"{where}, {what}")
+
+
+def _refuse(folder: Path, needed: int, found: int | None, what: str) -> None:
+    """Raises CheckpointError where there is less than is needed."""
     if found is not None and needed > found:
-        raise CheckpointError(folder, "", f"{needed / 1e9:.1f} GB of free {where}, {what}", f"{found / 1e9:.1f} GB")
+        raise CheckpointError(folder, "", f"{needed / 1e9:.1f} GB of free {what}", f"{found / 1e9:.1f} GB")
 
 
 def cpu_bytes(c: K2Config, ranks: int = 1) -> int:

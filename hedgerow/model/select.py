@@ -19,11 +19,12 @@ from hedgerow.model.compiled_dflash import CompiledDFlash
 from hedgerow.model.config import K2Config
 from hedgerow.model.devices import Device, cuda_device
 from hedgerow.model.dflash import DFlashModel
+from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.fits import check_fit
 from hedgerow.model.interface import Draft, Target
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import Checkpoint
-from hedgerow.model.room import check_room
+from hedgerow.model.room import check_draft_room, check_room
 from hedgerow.model.selfcheck import check_drafter, check_rows, check_target
 from hedgerow.model.threads import ThreadChoice, usual_threads
 from hedgerow.scheduling import usable_cores
@@ -82,6 +83,7 @@ def load_drafter(
     check_fit(folder, target_folder)
     if device == "cuda":
         return _cuda_drafter(folder, target_folder, engine, amplitude, projected)
+    check_draft_room(folder, DraftConfig.from_folder(folder), None, projected)
     reference = DFlashModel.load(folder, target_folder, amplitude, projected)
     if engine == "torch":
         return reference
@@ -117,6 +119,7 @@ def _cuda_drafter(folder: Path, target_folder: Path, engine: Engine, amplitude: 
     place = cuda_device()
     from hedgerow.model.cuda_dflash import CudaDFlash
 
+    check_draft_room(folder, DraftConfig.from_folder(folder), place, projected)
     return CudaDFlash.load(folder, target_folder, place, amplitude, projected)
 
 

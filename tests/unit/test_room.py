@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -14,15 +15,18 @@ from hedgerow.model import room, select
 from hedgerow.model.cache import LatentCache
 from hedgerow.model.compiled import CompiledK2
 from hedgerow.model.config import K2Config
+from hedgerow.model.devices import Device
+from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.interface import Target
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import Checkpoint, CheckpointError
 from hedgerow.model.memory import token, weights
 from hedgerow.model.room import cache_pages, check_room, cpu_bytes, free_memory, page_bytes
-from hedgerow.model.select import load_target
+from hedgerow.model.select import load_drafter, load_target
 from hedgerow.weights.published import MINI
 from hedgerow.weights.rehearse import write
 from kernels.linear import MIN_4
+from tests.tiny import write_tiny
 
 SMALL = dataclasses.replace(MINI, layers=2, vocab=512, experts=2, top_k=1)
 
@@ -51,6 +55,37 @@ def test_a_model_that_does_not_fit_is_refused_unread(tmp_path: Path, monkeypatch
     check_room(tmp_path, K2Config.from_folder(tmp_path))
     with pytest.raises(CheckpointError):
         check_room(tmp_path, K2Config.from_folder(tmp_path), compiled=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_drafter_that_does_not_fit_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Device
+) -> None:
+    """It was read until the memory was full: on a GPU a traceback, on a CPU the kernel's end of the process."""
+    if device == "cuda":
+        pytest.importorskip("triton")
+    tiny, read = write_tiny(tmp_path), list[Path]()
+    c = DraftConfig.from_folder(tiny.drafter)
+    stored = sum(math.prod(entry.shape) for entry in Checkpoint(tiny.drafter).stored.entries.values())
+    needed = 4 * (stored + 2 * c.vocab_size * c.hidden_size)
+    if device == "cuda":
+        needed = needed // 2 + 4 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * c.hidden_size
+        monkeypatch.setattr(select, "cuda_device", lambda: torch.device("cuda", 0))
+    free = [needed - 1]
+    monkeypatch.setattr(room, "free_memory", lambda: free[0])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: (free[0], 1 << 40))
+    for model in ("hedgerow.model.cuda_dflash.CudaDFlash", "hedgerow.model.select.DFlashModel"):
+        if device == "cuda" or "cuda" not in model:
+            monkeypatch.setattr(f"{model}.load", lambda folder, *_: read.append(folder))
+    where = "memory on cuda:0" if device == "cuda" else "memory"
+    with pytest.raises(
+        CheckpointError, match=f"GB of free {where}, for the drafter's weights and its target's"
+    ) as error:
+        load_drafter(tiny.drafter, tiny.target, "auto" if device == "cuda" else "torch", device=device)
+    assert (error.value.file, error.value.actual, read) == (tiny.drafter, f"{(needed - 1) / 1e9:.1f} GB", [])
+    free[0] = needed
+    load_drafter(tiny.drafter, tiny.target, "auto" if device == "cuda" else "torch", device=device)
+    assert read == [tiny.drafter]
 
 
 def test_a_cache_takes_no_more_than_there_is(
