@@ -188,6 +188,7 @@ def _trial(
 def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     """Reads the checkpoint. Blocks for as long as that takes; raises HedgerowError with file and field, for the small
     files before the weights are read."""
+    _check_limits(config)
     vocabulary = read_vocabulary(config.model_path, K2Config.from_folder(config.model_path).vocab_size)
     defaults = read_defaults(config.model_path)
     model = _model(config, wanted.layers)
@@ -230,12 +231,15 @@ def _calibrate(config: VerifierServiceConfig, model: Model, engine: VerifierEngi
             engine.pace.times.expect(costs)
 
 
-def _model(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Model:
-    engine, device = cast(Engine, config.engine), cast(Device, config.device)
-    for field, most in MOST_ON_CUDA.items() if device == "cuda" else ():
+def _check_limits(config: VerifierServiceConfig) -> None:
+    for field, most in MOST_ON_CUDA.items() if config.device == "cuda" else ():
         value = getattr(config, field)
         if value > most:
             raise ConfigError(variable_of(field), str(value), f"at most {most} where device is cuda")
+
+
+def _model(config: VerifierServiceConfig, layers: tuple[int, ...]) -> Model:
+    engine, device = cast(Engine, config.engine), cast(Device, config.device)
     if config.tensor_parallel > 1:
         return load_ranks(config, layers)
     return load_target(
