@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bench.arguments import whole_from
 from bench.drive import Job, drive_now
 from bench.scoring import MOST_DROPPED, score
 from bench.subjects import KINDS, Kind, Subjects, machine
@@ -151,9 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("models/sapling"))
     parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
-    parser.add_argument("--prompts", type=int, default=100)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", type=whole_from(1), default=100)
+    parser.add_argument("--tokens", type=whole_from(1), default=96)
+    parser.add_argument("--threads", type=whole_from(1), default=2)
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--kinds", nargs="*", default=None, choices=KINDS, help="of drafters; all models' if not given")

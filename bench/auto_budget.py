@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 
+from bench.arguments import whole_from
 from bench.subjects import machine
 from bench.tracing import cpu
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
@@ -151,12 +152,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
     parser.add_argument("--useless", action="store_true", help="shuffle the drafter's weights")
     parser.add_argument("--engine", choices=("auto", "torch"), default="auto")
-    parser.add_argument("--most", type=int, default=16, help="HEDGEROW_AUTO_BUDGET")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--budgets", type=int, nargs="+", default=[0, 4, 8, 16])
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--warm", type=int, default=3, help="turns of a kind in which budgets are learned, not counted")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--most", type=whole_from(1), default=16, help="HEDGEROW_AUTO_BUDGET")
+    parser.add_argument("--streams", type=whole_from(1), nargs="+", default=[1, 8, 32])
+    parser.add_argument("--budgets", type=whole_from(0), nargs="+", default=[0, 4, 8, 16])
+    parser.add_argument("--tokens", type=whole_from(1), default=96)
+    parser.add_argument(
+        "--warm", type=whole_from(0), default=3, help="turns of a kind in which budgets are learned, not counted"
+    )
+    parser.add_argument("--rounds", type=whole_from(1), default=9)
     args = parser.parse_args(argv)
     prompts = [json.loads(text)["prompt"] for text in args.heads.read_text().splitlines()]
     with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as data:

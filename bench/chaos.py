@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import number, whole_from
 from bench.sharing import others, taken
 from bench.subjects import machine
 from tests.chaos.cases import BY_NAME, CASES
@@ -148,12 +149,12 @@ def write(path: Path, value: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--repetitions", type=int, default=20, help="of each case")
+    parser.add_argument("--repetitions", type=whole_from(1), default=20, help="of each case")
     parser.add_argument("--case", action="append", choices=list(BY_NAME), help="one case; may be repeated")
-    parser.add_argument("--jobs", type=int, default=1, help="clusters side by side; each wants two cores")
+    parser.add_argument("--jobs", type=whole_from(1), default=1, help="clusters side by side; each wants two cores")
     parser.add_argument("--readers", default=",".join(READERS), help="the clients to use in turns")
     parser.add_argument("--results", type=Path, default=Path("bench/results/chaos"))
-    parser.add_argument("--seconds", type=float, default=0, help="begin no repetition after these; 0: no bound")
+    parser.add_argument("--seconds", type=number(0), default=0, help="begin no repetition after these; 0: no bound")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -27,6 +27,7 @@ from typing import Any
 
 import redis
 
+from bench.arguments import whole_from
 from bench.subjects import machine
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout, service_of
 from tests.chaos.cluster import at_rest
@@ -158,9 +159,9 @@ def members(client: redis.Redis, key: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.churn", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--clients", type=int, default=10_000)
-    parser.add_argument("--gateways", type=int, default=2)
-    parser.add_argument("--verifiers", type=int, default=2)
+    parser.add_argument("--clients", type=whole_from(1), default=10_000)
+    parser.add_argument("--gateways", type=whole_from(1), default=2)
+    parser.add_argument("--verifiers", type=whole_from(1), default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--results", type=Path, default=Path("bench/results/churn.json"))
     args = parser.parse_args(argv)

@@ -30,6 +30,7 @@ import psutil
 import redis
 import uvloop
 
+from bench.arguments import number, whole_from
 from bench.subjects import machine
 from hedgerow.cli.embedded_redis import EmbeddedRedis
 from hedgerow.scheduling import SHORT, ask_for_slice
@@ -184,9 +185,9 @@ def summary(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="of one round of one case")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rate", type=float, default=50.0, help="steps a second")
+    parser.add_argument("--steps", type=whole_from(1), default=200, help="of one round of one case")
+    parser.add_argument("--rounds", type=whole_from(1), default=5)
+    parser.add_argument("--rate", type=number(0.001), default=50.0, help="steps a second")
     parser.add_argument("--redis-binary", type=Path, help="another redis-server than the embedded one")
     args = parser.parse_args()
     ask_for_slice(SHORT)  # as a gateway does
@@ -199,10 +200,10 @@ def main() -> None:
         cases = [Case(*kind, n, rate) for kind in kinds for n in (1, 16, 64) for rate in (args.rate, 0.0)]
         rounds: dict[str, list[dict[str, float]]] = {case.title: [] for case in cases}
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            for number in range(args.rounds):
+            for turn in range(args.rounds):
                 for case in cases:
                     rounds[case.title].append(runner.run(one_round(case, args)))
-                    print(f"{number + 1}/{args.rounds} {case.title}: {summary(rounds[case.title][-1:])}", flush=True)
+                    print(f"{turn + 1}/{args.rounds} {case.title}: {summary(rounds[case.title][-1:])}", flush=True)
     rows = {name: summary(each) for name, each in rounds.items()}
     results: dict[str, Any] = {"machine": machine() | {"cores": os.cpu_count()}}
     results["redis"] = version.get("valkey_version") or version["redis_version"]

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import number, whole_from
 from bench.budgets import BUDGETS, CHOSEN, Cost, Measured, best_tree, cost, measure, open_stream, recommend, turns, why
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
 from hedgerow.client import Client
@@ -142,8 +143,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("models/sapling"))
     parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
     parser.add_argument("--prompts", type=Path, default=Path("models/demo.json"))
-    parser.add_argument("--budget", type=int, default=8, help="of the texts that are streamed first")
-    parser.add_argument("--seconds", type=float, default=20.0, help="no further round of measuring begins after these")
+    parser.add_argument("--budget", type=whole_from(0), default=8, help="of the texts that are streamed first")
+    parser.add_argument(
+        "--seconds", type=number(0), default=20.0, help="no further round of measuring begins after these"
+    )
     args = parser.parse_args(argv)
     prompts = json.loads(args.prompts.read_text())
     with tempfile.TemporaryDirectory(prefix="hedgerow-demo-") as data:

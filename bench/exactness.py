@@ -34,6 +34,7 @@ pin_blas(os.environ)  # before torch is loaded, as the services do
 
 import torch  # noqa: E402
 
+from bench.arguments import number, whole_from  # noqa: E402
 from bench.drive import Job, drive_now, plain  # noqa: E402
 from bench.exactness_cells import Cell, Extent, Tally  # noqa: E402
 from bench.sharing import others, read, taken, write  # noqa: E402
@@ -179,7 +180,7 @@ def run_cells(args: argparse.Namespace) -> int:
 
 
 def slice_(args: argparse.Namespace) -> int:
-    """Random (setting, prompts, budget, batch, trees) until the time is over."""
+    """Random (setting, prompts, budget, batch, trees) until the time is over, one at least."""
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1_000_000)
     print(f"exactness slice, seed {seed}: python -m bench.exactness slice --seed {seed}", flush=True)
     begun, choose, total, longest = time.monotonic(), random.Random(seed), Tally(), 0.0
@@ -188,7 +189,7 @@ def slice_(args: argparse.Namespace) -> int:
     comparison.reference("greedy", choose.choice(everyone))
     # as many prompts at once as this machine decodes plainly in a twentieth of the time
     count = min(max(int(args.seconds / 20 / (time.monotonic() - begun)), 1), 8, len(everyone))
-    while time.monotonic() - begun + 1.5 * longest < args.seconds:
+    while not total.sequences or time.monotonic() - begun + 1.5 * longest < args.seconds:
         setting, prompts = choose.choice(list(SETTINGS)), sorted(choose.sample(everyone, count))
         for _ in range(4):  # the plain reference is dear: several comparisons share one
             started = time.monotonic()
@@ -241,23 +242,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument("--tiny", action="store_true", help="random weights instead of the bundled model")
         sub.add_argument("--engine", choices=("torch", "compiled", "auto"), default="auto", help="of the target")
         sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of target and drafter")
-        sub.add_argument("--tokens", type=int, default=96, help="of each generation")
-        sub.add_argument("--threads", type=int, default=1)
-        sub.add_argument("--seconds", type=float, default=170 if name == "slice" else 0)
+        sub.add_argument("--tokens", type=whole_from(1), default=96, help="of each generation")
+        sub.add_argument("--threads", type=whole_from(1), default=1)
+        sub.add_argument("--seconds", type=number(0), default=170 if name == "slice" else 0)
         if name == "run":
-            sub.add_argument("--prompts", type=int, default=40)
+            sub.add_argument("--prompts", type=whole_from(1), default=40)
             sub.add_argument(
-                "--random-prompts", type=int, default=RANDOM_PROMPTS, help="that are also run with random trees"
+                "--random-prompts",
+                type=whole_from(0),
+                default=RANDOM_PROMPTS,
+                help="that are also run with random trees",
             )
-            sub.add_argument("--block", type=int, default=BLOCK, help="prompts of a cell; no batch is larger")
+            sub.add_argument("--block", type=whole_from(1), default=BLOCK, help="prompts of a cell; no batch is larger")
             sub.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-            sub.add_argument("--budgets", nargs="+", type=int, default=BUDGETS)
-            sub.add_argument("--batches", nargs="+", type=int, default=BATCHES)
-            sub.add_argument("--jobs", type=int, default=usable_cores(), help="processes that share the cells")
+            sub.add_argument("--budgets", nargs="+", type=whole_from(0), default=BUDGETS)
+            sub.add_argument("--batches", nargs="+", type=whole_from(1), default=BATCHES)
+            sub.add_argument(
+                "--jobs", type=whole_from(1), default=usable_cores(), help="processes that share the cells"
+            )
             sub.add_argument("--fast", action="store_true", help="count what splits by batch change, on a GPU")
         if name == "slice":
             sub.add_argument("--seed", type=int)
     args = parser.parse_args(argv)
+    if args.command is run and max(args.batches) > args.block:
+        parser.error(f"--batches: {max(args.batches)} is more than the {args.block} prompts of a --block")
     args.given = sys.argv[1:] if argv is None else list(argv)
     result: int = args.command(args)
     return result

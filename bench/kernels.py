@@ -46,6 +46,7 @@ from typing import Any, NamedTuple
 import torch
 
 import bench.kernel_cells
+from bench.arguments import number, whole_from
 from bench.device_rates import Rates, graph_of, measure_rates, milliseconds
 from bench.kernel_cells import COLD, Call, Cell, Work
 from bench.subjects import machine
@@ -209,15 +210,13 @@ def line(found: dict[str, Any]) -> str:
 def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ops", nargs="+", default=[], help="only these")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--sustained", type=float, default=0.0, help="seconds of each cell without a pause, as well")
+    parser.add_argument("--rounds", type=whole_from(1), default=9)
+    parser.add_argument(
+        "--sustained", type=number(0, MOST_SECONDS), default=0.0, help="seconds of each cell without a pause, as well"
+    )
     parser.add_argument("--commit", default=machine()["commit"], help="of the sources, where git cannot tell")
     parser.add_argument("--out", type=Path, default=Path("bench/results/kernels.json"))
     asked = parser.parse_args(given)
-    if asked.rounds < 1:
-        parser.error(f"--rounds must be at least 1, not {asked.rounds}")
-    if not 0 <= asked.sustained <= MOST_SECONDS:
-        parser.error(f"--sustained must be between 0 and {MOST_SECONDS} seconds, not {asked.sustained}")
     if not asked.out.parent.is_dir():
         parser.error(f"--out: {asked.out.parent} is no folder")
     if not torch.cuda.is_available():

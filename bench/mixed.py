@@ -28,6 +28,7 @@ pin_blas(os.environ)  # before torch is loaded, as the services do
 
 import torch  # noqa: E402
 
+from bench.arguments import number, whole_from  # noqa: E402
 from bench.drive import Job  # noqa: E402
 from bench.serving import percentile  # noqa: E402
 from bench.subjects import Subjects, machine  # noqa: E402
@@ -155,14 +156,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--fed", action="store_true", help="steps feed each other")
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--budget", type=int, default=0)
-    parser.add_argument("--length", type=int, default=3000, help="tokens of the long prompt")
-    parser.add_argument("--factors", type=float, nargs="+", default=[0.0, 1.7])
-    parser.add_argument("--warm", type=int, default=300)
-    parser.add_argument("--alone", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--streams", type=whole_from(1), default=8)
+    parser.add_argument("--budget", type=whole_from(0), default=0)
+    parser.add_argument("--length", type=whole_from(1), default=3000, help="tokens of the long prompt")
+    parser.add_argument("--factors", type=number(0), nargs="+", default=[0.0, 1.7])
+    parser.add_argument("--warm", type=whole_from(0), default=300)
+    parser.add_argument("--alone", type=whole_from(1), default=200)
+    parser.add_argument("--rounds", type=whole_from(1), default=5)
+    parser.add_argument("--threads", type=whole_from(1), default=1)
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     subjects = Subjects.read(

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import whole_from
 from bench.serving import RESULTS, running
 from bench.subjects import machine
 from hedgerow.client import AsyncClient
@@ -109,10 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("models/sapling"))
     parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--length", type=int, default=2000, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--budget", type=int, default=8)
+    parser.add_argument("--prompts", type=whole_from(1), default=8)
+    parser.add_argument("--length", type=whole_from(1), default=2000, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=whole_from(1), default=48)
+    parser.add_argument("--budget", type=whole_from(0), default=8)
     args = parser.parse_args(argv)
     with running(args) as stack:
         asyncio.run(run(stack.address("gateway"), args))

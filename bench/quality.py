@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.arguments import whole_from
 from bench.subjects import machine
 from hedgerow.model.batch import SequenceRows
 from hedgerow.model.interface import Target
@@ -72,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", type=Path, default=Path("models/sapling"))
     parser.add_argument("--corpus", type=Path, help="the folder that models.train.pack wrote")
     parser.add_argument("--wheels", type=Path, help="the folder that models.train.corpus fetched")
-    parser.add_argument("--windows", type=int, default=64, help="how many, spread over the text; 0: all")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--windows", type=whole_from(0), default=64, help="how many, spread over the text; 0: all")
+    parser.add_argument("--threads", type=whole_from(1), default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("bench/results/quality.json"))
     args = parser.parse_args(argv)

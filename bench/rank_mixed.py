@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bench.arguments import number, whole_from
 from bench.drive import Job
 from bench.mixed import LONG, beside, settled, timed
 from bench.rank_floor import routing
@@ -190,19 +191,21 @@ def line(budget: int, factor: float, found: Found) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.rank_mixed", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--budgets", type=int, nargs="+", default=[0, 7])
-    parser.add_argument("--factors", type=float, nargs="+", default=[0.0, 1.7, 2.0, 3.0])
-    parser.add_argument("--context", type=int, default=8192, help="tokens that streams have")
-    parser.add_argument("--length", type=int, default=32768, help="tokens of the long prompt")
-    parser.add_argument("--prefill-rows", type=int, default=256, help="HEDGEROW_PREFILL_ROWS")
-    parser.add_argument("--windows", type=int, default=0, help="stretches of the prompt; 0: all of it")
-    parser.add_argument("--whole", type=float, nargs="*", default=[], help="factors with which all of it is computed")
-    parser.add_argument("--stretch", type=int, default=12)
-    parser.add_argument("--warm", type=int, default=40)
-    parser.add_argument("--alone", type=int, default=100)
-    parser.add_argument("--layers", type=int, default=61)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="nothing is begun after so many")
+    parser.add_argument("--streams", type=whole_from(1), default=8)
+    parser.add_argument("--budgets", type=whole_from(0), nargs="+", default=[0, 7])
+    parser.add_argument("--factors", type=number(0), nargs="+", default=[0.0, 1.7, 2.0, 3.0])
+    parser.add_argument("--context", type=whole_from(1), default=8192, help="tokens that streams have")
+    parser.add_argument("--length", type=whole_from(1), default=32768, help="tokens of the long prompt")
+    parser.add_argument("--prefill-rows", type=whole_from(1), default=256, help="HEDGEROW_PREFILL_ROWS")
+    parser.add_argument("--windows", type=whole_from(0), default=0, help="stretches of the prompt; 0: all of it")
+    parser.add_argument(
+        "--whole", type=number(0), nargs="*", default=[], help="factors with which all of it is computed"
+    )
+    parser.add_argument("--stretch", type=whole_from(1), default=12)
+    parser.add_argument("--warm", type=whole_from(0), default=40)
+    parser.add_argument("--alone", type=whole_from(1), default=100)
+    parser.add_argument("--layers", type=whole_from(1), default=61)
+    parser.add_argument("--seconds", type=number(0), default=float("inf"), help="nothing is begun after so many")
     parser.add_argument("--out", type=Path, default=WAY)
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bench.arguments import number, whole_from
 from bench.device_rates import Rates, measure_rates, milliseconds
 from bench.rank_floor import dense_bytes, distinct, least, routing
 from bench.rank_model import COMMON, GREEDY, Drawn, RankedModel, RankModel, rank_config, rank_sizes
@@ -163,20 +164,20 @@ def cells(asked: argparse.Namespace) -> Iterator[Cell]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
-    parser.add_argument("--contexts", type=int, nargs="+", default=[8192, 32768])
-    parser.add_argument("--overlaps", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--batches", type=whole_from(1), nargs="+", default=[1, 8])
+    parser.add_argument("--rows", type=whole_from(1), nargs="+", default=[1, 8, 16, 32, 64])
+    parser.add_argument("--contexts", type=whole_from(1), nargs="+", default=[8192, 32768])
+    parser.add_argument("--overlaps", type=number(0, 1), nargs="+", default=[0.0])
     parser.add_argument(
         "--profile", nargs="*", default=["1x1", "1x16", "8x8"], help="batch x rows, at the first context"
     )
-    parser.add_argument("--most-rows", type=int, default=256, help="of a step; larger cells are left out")
-    parser.add_argument("--layers", type=int, default=61)
-    parser.add_argument("--ranks", type=int, default=1, help="of the eight, a GPU each")
+    parser.add_argument("--most-rows", type=whole_from(1), default=256, help="of a step; larger cells are left out")
+    parser.add_argument("--layers", type=whole_from(1), default=61)
+    parser.add_argument("--ranks", type=whole_from(1), default=1, help="of the eight, a GPU each")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", help=argparse.SUPPRESS)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no cell is begun after so many")
+    parser.add_argument("--rounds", type=whole_from(1), default=5)
+    parser.add_argument("--seconds", type=number(0), default=float("inf"), help="no cell is begun after so many")
     parser.add_argument("--commit", default="", help="of the sources")
     parser.add_argument("--out", type=Path, default=Path("bench/results/rank-step.json"))
     asked = parser.parse_args(arguments)

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from bench.arguments import whole_from
 from kernels.collectives import connect
 
 HIDDEN, CALLS, ROUNDS, REPLAYS, MOST, CHECKED = 7168, 100, 5, 5, 512, 60
@@ -161,8 +162,8 @@ def joined(reports: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64, 256])
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rows", type=whole_from(1), nargs="+", default=[1, 4, 8, 16, 32, 64, 256])
+    parser.add_argument("--ranks", type=whole_from(2), default=2)
     parser.add_argument("--commit", default="", help="of the sources")
     parser.add_argument("--out", type=Path, default=Path("bench/results/rank-sums.json"))
     parser.add_argument("--rank", type=int, default=None, help=argparse.SUPPRESS)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import whole_from
 from bench.probe import counters
 from bench.subjects import machine
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
@@ -192,10 +193,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("models/sapling"))
     parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
-    parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--budget", type=int, default=8)
-    parser.add_argument("--budgets", type=int, nargs="*", default=[0, 4, 8, 12, 16])
+    parser.add_argument("--prompts", type=whole_from(1), default=12)
+    parser.add_argument("--tokens", type=whole_from(1), default=96)
+    parser.add_argument("--budget", type=whole_from(0), default=8)
+    parser.add_argument("--budgets", type=whole_from(0), nargs="*", default=[0, 4, 8, 12, 16])
     args = parser.parse_args(argv)
     with running(args) as stack:
         asyncio.run(measure(stack, args))

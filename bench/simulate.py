@@ -29,6 +29,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.arguments import number, whole_from
+
 ROOT = Path(__file__).resolve().parents[1]
 DRIVEN = (
     *("hedgerow/*.py", "hedgerow/client/*.py", "hedgerow/engine/*.py", "hedgerow/rpc/*.py", "hedgerow/v1/*.py"),
@@ -220,10 +222,10 @@ def replay(seed: int) -> int:
 def main() -> int:
     """Parse and run."""
     parser = argparse.ArgumentParser(prog="python -m bench.simulate", description=__doc__.splitlines()[0])
-    parser.add_argument("--schedules", type=int, default=100_000, help="how many")
+    parser.add_argument("--schedules", type=whole_from(1), default=100_000, help="how many")
     parser.add_argument("--seed", type=int, default=1, help="the first one's")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
-    parser.add_argument("--seconds", type=float, default=0, help="stop about then; 0: at the end")
+    parser.add_argument("--jobs", type=whole_from(1), default=len(os.sched_getaffinity(0)), help="processes")
+    parser.add_argument("--seconds", type=number(0), default=0, help="stop about then; 0: at the end")
     parser.add_argument("--results", type=Path, default=Path("bench/results/simulation"), help="a folder")
     parser.add_argument("--any-sources", action="store_true", help="clean parts of other sources count as well")
     parser.add_argument("--summary", action="store_true", help="run nothing; add the results up")
@@ -231,8 +233,6 @@ def main() -> int:
     given = parser.parse_args()
     if given.replay is not None:
         return replay(given.replay)
-    if given.schedules < 1 or given.jobs < 1:
-        parser.error("--schedules and --jobs are at least 1")
     wanted = list(parts(given.seed, given.schedules))
     if given.summary:
         return summary(wanted, given.results)

@@ -28,6 +28,7 @@ from typing import Any
 
 import grpc
 
+from bench.arguments import number, whole_from
 from bench.subjects import machine
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
 from hedgerow.client import AsyncClient
@@ -175,12 +176,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
     parser.add_argument("--drafter-in-process", action="store_true", help="in the verifiers' processes")
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--budgets", type=int, nargs="+", default=[0, 7, 16])
-    parser.add_argument("--tokens", type=int, default=600)
-    parser.add_argument("--verifiers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=0.5, help="most seconds between two kills")
+    parser.add_argument("--streams", type=whole_from(1), nargs="+", default=[1, 8, 32])
+    parser.add_argument("--budgets", type=whole_from(0), nargs="+", default=[0, 7, 16])
+    parser.add_argument("--tokens", type=whole_from(1), default=600)
+    parser.add_argument("--verifiers", type=whole_from(1), default=1)
+    parser.add_argument("--rounds", type=whole_from(1), default=3)
+    parser.add_argument("--pause", type=number(0), default=0.5, help="most seconds between two kills")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     prompts = [json.loads(line)["prompt"] for line in args.heads.read_text().splitlines()]

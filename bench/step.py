@@ -33,6 +33,7 @@ pin_blas(os.environ)  # before torch is loaded, as the services do
 
 import torch  # noqa: E402
 
+from bench.arguments import whole_from  # noqa: E402
 from bench.drive import Job  # noqa: E402
 from bench.subjects import Subjects, machine  # noqa: E402
 from hedgerow.engine.config import EngineConfig  # noqa: E402
@@ -153,11 +154,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
     parser.add_argument("--tiny", action="store_true", help="random weights instead of the bundled model")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--budgets", type=int, nargs="+", default=[0, 8, 16])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--sequences", type=whole_from(1), nargs="+", default=[1, 8])
+    parser.add_argument("--budgets", type=whole_from(0), nargs="+", default=[0, 8, 16])
+    parser.add_argument("--steps", type=whole_from(1), default=40)
     parser.add_argument("--fed", action="store_true", help="steps that feed each other beside those that wait")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=whole_from(1), default=1)
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     if args.tiny:

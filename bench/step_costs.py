@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.arguments import number
 from bench.chart import Line, chart
 from hedgerow.engine.costs import CostModel, Load, best_budget, distinct
 from hedgerow.engine.tree import TreeConfig
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--acceptance", type=Path, default=Path("bench/results/acceptance.json"))
     parser.add_argument("--costs", type=Path, default=Path("bench/results/step-costs.json"))
     parser.add_argument("--plots", type=Path, default=Path("docs/plots"))
-    parser.add_argument("--sum-us", type=float, default=0.0)
+    parser.add_argument("--sum-us", type=number(0), default=0.0)
     asked = parser.parse_args(arguments)
     costs = fitted(json.loads(asked.steps.read_text()), asked.sum_us)
     costs.write(asked.costs)

@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 import grpc
 from opentelemetry import trace
 
+from bench.arguments import number, whole_from
 from bench.subjects import machine
 from hedgerow.cli.ports import free_ports
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
@@ -253,11 +254,11 @@ def stacks(given: argparse.Namespace, port: int) -> Iterator[tuple[str, Stack]]:
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description="What tracing costs.")
-    parser.add_argument("--minutes", type=float, default=9, help="of each part")
-    parser.add_argument("--turns", type=int, default=1000, help="of each part, at most")
-    parser.add_argument("--sessions", type=int, default=8)
-    parser.add_argument("--calls", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--minutes", type=number(0), default=9, help="of each part")
+    parser.add_argument("--turns", type=whole_from(1), default=1000, help="of each part, at most")
+    parser.add_argument("--sessions", type=whole_from(1), default=8)
+    parser.add_argument("--calls", type=whole_from(1), default=3)
+    parser.add_argument("--tokens", type=whole_from(1), default=128)
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     port = next(free_ports(1))

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.arguments import whole_from
 from bench.auto_budget import RESULTS, SETTINGS, Turn, turn
 from bench.subjects import machine
 from hedgerow.cli.supervisor import Stack, StackConfig, find_checkout
@@ -77,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path("models/sapling"))
     parser.add_argument("--drafter", type=Path, default=Path("models/sapling-dflash"))
     parser.add_argument("--heads", type=Path, default=Path("models/heldout/heads.jsonl"))
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=whole_from(1), default=128)
+    parser.add_argument("--rounds", type=whole_from(1), default=7)
     args = parser.parse_args(argv)
     prompts = [json.loads(text)["prompt"] for text in args.heads.read_text().splitlines()]
     with contextlib.ExitStack() as opened:

@@ -94,10 +94,12 @@ def test_what_an_op_allocates_is_poisoned() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--rounds", "0"], "--rounds must be at least 1, not 0"),
-        (["--rounds", "-3"], "--rounds must be at least 1, not -3"),
-        (["--sustained", "-1"], "--sustained must be between 0 and 600 seconds, not -1"),
-        (["--sustained", "nan"], "--sustained must be between 0 and 600 seconds, not nan"),
+        (["--rounds", "0"], "argument --rounds: must be at least 1, not 0"),
+        (["--rounds", "-3"], "argument --rounds: must be at least 1, not -3"),
+        (["--rounds", "two"], "argument --rounds: must be a whole number, not 'two'"),
+        (["--sustained", "-1"], "argument --sustained: must be in [0, 600], not -1"),
+        (["--sustained", "nan"], "argument --sustained: must be in [0, 600], not nan"),
+        (["--sustained", "1s"], "argument --sustained: must be a number, not '1s'"),
         (["--out", "/nowhere/x.json"], "--out: /nowhere is no folder"),
         (["--ops"], "argument --ops: expected at least one argument"),
     ],
