@@ -26,7 +26,8 @@ def pci_address(index: int) -> str:
 def cuda_device() -> torch.device:
     """The first CUDA device. InvalidRequest, naming the setting and what is missing, where it cannot serve."""
     if torch.version.cuda is None:
-        raise InvalidRequest("device", "cuda", f"needs a torch built for CUDA; {torch.__version__} is not")
+        where = "in a checkout HEDGEROW_TORCH chooses one (README.md), the image hedgerow-gpu has one"
+        raise InvalidRequest("device", "cuda", f"needs a torch built for CUDA; {torch.__version__} is not: {where}")
     if importlib.util.find_spec("triton") is None:
         raise InvalidRequest("device", "cuda", "needs the package triton, which is not installed")
     if not torch.cuda.is_available():

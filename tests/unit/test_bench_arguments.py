@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import bench
 import bench.exactness as exactness
 from bench.arguments import number, whole_from
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
 ANY = {"--seed", "--amplitude", "--replay", "--rank", "--until"}  # every number makes sense, or a parent gives it
 
 
@@ -55,3 +60,19 @@ def test_a_slice_compares_something_however_short(capsys: pytest.CaptureFixture[
 
 def test_numbers_in_their_bounds_are_taken() -> None:
     assert (whole_from(0)("0"), number(0, 1)("1"), number(0)("inf")) == (0, 1.0, float("inf"))
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built for CUDA")
+def test_what_a_machine_lacks_is_one_line() -> None:
+    command = [sys.executable, "-m", "bench.step", "--device", "cuda"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: device: 'cuda' is not allowed: needs a torch built for CUDA")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_triton_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    bench.tell(ModuleNotFoundError, ModuleNotFoundError("No module named 'triton'", name="triton"), None)
+    assert capsys.readouterr().err.startswith("error: needs the package triton")
+    bench.tell(ModuleNotFoundError, ModuleNotFoundError("No module named 'other'", name="other"), None)
+    assert "ModuleNotFoundError: No module named 'other'" in capsys.readouterr().err
