@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,10 +74,14 @@ class Run:
                 self.usage[update.session_id] = update.usage
 
 
-async def drive(engine: VerifierEngine, drafter: Drafter, jobs: Sequence[Job]) -> Run:
+Between = Callable[[VerifierEngine, int, Run], None]
+
+
+async def drive(engine: VerifierEngine, drafter: Drafter, jobs: Sequence[Job], between: Between | None = None) -> Run:
     """Runs the jobs to their ends, as a gateway with an instant store would: every update is acknowledged at once.
 
-    Raises the error of a sequence that failed.
+    `between` is called before each step, with how many there were and what they gave. Raises the error of a sequence
+    that failed.
     """
     run, waiting, steps = Run(), sorted(jobs, key=lambda job: job.arrives), 0
     feeds = isinstance(engine, FedVerifier)
@@ -86,6 +90,8 @@ async def drive(engine: VerifierEngine, drafter: Drafter, jobs: Sequence[Job]) -
             job = waiting.pop(0)
             run.tokens[job.name] = list(job.committed)
             engine.start(job.start())
+        if between is not None:
+            between(engine, steps, run)
         if feeds and isinstance(drafter, LocalDrafter):
             result = step_here(engine, drafter)
         else:
@@ -101,9 +107,9 @@ async def drive(engine: VerifierEngine, drafter: Drafter, jobs: Sequence[Job]) -
     return run
 
 
-def drive_now(engine: VerifierEngine, drafter: Drafter, jobs: Sequence[Job]) -> Run:
+def drive_now(engine: VerifierEngine, drafter: Drafter, jobs: Sequence[Job], between: Between | None = None) -> Run:
     """`drive`, for callers without an event loop."""
-    return asyncio.run(drive(engine, drafter, jobs))
+    return asyncio.run(drive(engine, drafter, jobs, between))
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.drive import Job, Run
+from bench.drive import Between, Job, Run, drive_now
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.drafter import DrafterConfig, DrafterEngine
 from hedgerow.engine.fed import FedVerifier
@@ -23,7 +23,6 @@ from tests.engine_rig import EOS, SETTINGS, VOCABULARY, Rig, prompt
 from tests.fed_host import HostFed
 
 SHORT = Sampling(max_tokens=30, ignore_eos=True)
-Between = Callable[[VerifierEngine, int, Run], None]  # what happens before a step
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +45,14 @@ class Fed:
 
 
 def run(engine: VerifierEngine, drafter: LocalDrafter, jobs: Sequence[Job], between: Between | None = None) -> Run:
-    """As `bench.drive.drive`, by the steps that the service takes where a drafter is in its process."""
-    done, waiting, steps = Run(), sorted(jobs, key=lambda job: job.arrives), 0
-    while waiting or engine.has_work():
-        while waiting and (waiting[0].arrives <= steps or not engine.has_work()):
-            job = waiting.pop(0)
-            done.tokens[job.name] = list(job.committed)
-            engine.start(job.start())
+    """`drive_now`, with the engine's own check at every step and no page kept at the end."""
+
+    def each(engine: VerifierEngine, steps: int, done: Run) -> None:
+        engine.check()
         if between is not None:
             between(engine, steps, done)
-        result = step_here(engine, drafter)
-        engine.check()
-        if result is None:
-            continue
-        steps += 1
-        done.take(result)
-        for update in result.updates:
-            if update.error is not None:
-                raise update.error
-            engine.committed(update.session_id, update.epoch, update.attempt, len(done.tokens[update.session_id]))
+
+    done = drive_now(engine, drafter, jobs, each)
     assert engine.load().free_pages == engine.pool.pages
     return done
 
