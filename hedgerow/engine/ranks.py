@@ -40,6 +40,7 @@ from kernels.collectives import PeerRanks, connect
 
 log = logging.getLogger(__name__)
 SILENCE = 6.0  # seconds without a sign of life, once a rank is ready: it hangs
+STOOD_STILL = 3.0  # between two looks at the ranks: it was this process that did
 LOADING_SILENCE = 120.0  # before that: imports hold the interpreter for a while, on a cold disk for long
 PATIENCE = 8.0  # seconds of one collective: a rank that lives and does not come
 STEP = 30.0  # seconds of a step on GPUs, which wait there without a bound; it may compile a kernel
@@ -219,7 +220,8 @@ class RankGroup:
 
     def _listen(self) -> None:
         """Until a rank is lost, or the group ends."""
-        heard, rest = dict.fromkeys(self._ranks, time.monotonic()), dict.fromkeys(self._ranks, b"")
+        looked = time.monotonic()
+        heard, rest = dict.fromkeys(self._ranks, looked), dict.fromkeys(self._ranks, b"")
         with selectors.DefaultSelector() as ready:
             for number, rank in self._ranks.items():
                 ready.register(rank, selectors.EVENT_READ, number)
@@ -230,6 +232,9 @@ class RankGroup:
                     *lines, rest[number] = (rest[number] + self._read(self._ranks[number])).split(b"\n")
                     for line in filter(None, lines):
                         self._hear(number, line.decode())
+                if time.monotonic() - looked > STOOD_STILL:  # what the ranks said meanwhile is still to be read
+                    heard = dict.fromkeys(heard, time.monotonic())
+                looked = time.monotonic()
                 self._beat(heard)
 
     def _beat(self, heard: dict[int, float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import shutil
 import signal
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -200,6 +202,32 @@ def test_a_rank_that_hangs_takes_the_group_down_soon(folder: Path) -> None:
         eventually(lambda: lost, 25, "the loss of a rank")
         assert "rank 2 hangs" in lost[0]
         eventually(lambda: not any(map(alive, target.group.pids)), 30, "the end of the others")
+
+
+def test_a_first_rank_that_stood_still_finds_no_other_one_silent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is moved, or a stopped process: it took its own pause for theirs, and loaded for minutes."""
+    ahead, stopped = [0.0], threading.Event()
+
+    class Stopped(selectors.DefaultSelector):
+        """Stopped for a minute while it waits: it comes back with nothing, and its time is over."""
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            if stopped.is_set():
+                ahead[0] += 60
+                stopped.clear()
+                return []
+            return super().select(timeout)
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr("hedgerow.engine.ranks.time", clock)
+    names = SimpleNamespace(DefaultSelector=Stopped, EVENT_READ=selectors.EVENT_READ)
+    monkeypatch.setattr("hedgerow.engine.ranks.selectors", names)
+    with group(folder) as (target, lost):
+        for _ in range(2):
+            stopped.set()
+            eventually(lambda: not stopped.is_set(), 10)
+            step(target)
+        assert lost == []
 
 
 def test_a_rank_that_hangs_in_a_step_ends_the_step(folder: Path) -> None:
