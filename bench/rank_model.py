@@ -24,7 +24,7 @@ from hedgerow.model.cuda_graph import Recorded
 from hedgerow.model.cuda_plan import Fields, Shape
 from hedgerow.model.cuda_ranked import RankedK2
 from hedgerow.model.cuda_shapes import shape_of
-from hedgerow.model.cuda_step import CudaStep
+from hedgerow.model.cuda_step import CudaStep, Gated
 from hedgerow.model.cuda_weights import Experts, Packed, Reader
 from hedgerow.model.tensors import WHOLE, Share, Wanted, axis_of
 from hedgerow.weights.published import TRUE, Sizes, config
@@ -117,8 +117,8 @@ class Replays(CudaK2):
         made = super().step(shape, fields)
         choose, told = made.choose, self.told
 
-        def replayed(number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:
-            choose(number, told[number, : len(logits), : logits.shape[1]], bias)
+        def replayed(number: int, logits: torch.Tensor, bias: torch.Tensor, gated: Gated | None) -> None:
+            choose(number, told[number, : len(logits), : logits.shape[1]], bias, gated)
 
         made.choose = replayed  # type: ignore[method-assign]
         return made

@@ -16,6 +16,7 @@ from kernels.gpu.linear_activated import ACTIVATED, multiply_activated
 from kernels.gpu.linear_held import HELD, MOST, multiply_held
 from kernels.gpu.linear_normed import NORMED, linear_parts_normed, shared_by
 from kernels.gpu.rope import mla_inputs
+from kernels.gpu.route_silu import route_silu
 from kernels.gpu.router import route
 from kernels.gpu.silu_mul import silu_mul
 from tests.gpu_compile import NOT_READ, SHARED, Compiled, Launch, kernel_of, launches, on_tensor_cores, read
@@ -99,16 +100,16 @@ def between(rows: int, capability: int) -> int:
     a, latent = room(parts, rows, 2112, of=floats), room(rows, 1536)
     query, q = room(rows, 8, 192), room(rows, 8, 576)
     gate_up, act, weights = room(parts, rows, 896, of=floats), room(rows, 256), room(rows, 8, of=floats)
+    routed = gate_up[..., 512:], room(384, of=floats), whole, room(rows, 8, of=torch.int32), weights, True, 2.5
     runs: dict[str, Callable[[], object]] = {
-        "add + norm": lambda: add_rmsnorm(x, room(7168), normed, 1e-6, delta=delta, early=True),
+        "add + norm": lambda: add_rmsnorm(x, room(7168), normed, 1e-6, delta=delta, early=True, eager=True),
         "inputs": lambda: mla_inputs(
             a, room(1536), room(512), 1e-6, whole, whole, cos, cos, room(128, 576), latent, early=True
         ),
         "absorb": lambda: absorb(query, room(8, 512, 128), whole, cos, cos, q, 0.1, early=True),
-        "silu": lambda: silu_mul(gate_up, act, True),
-        "route": lambda: route(
-            gate_up[..., 512:], room(384, of=floats), whole, room(rows, 8, of=torch.int32), weights, True, 2.5
-        ),
+        "silu": lambda: silu_mul(gate_up, act),
+        "route": lambda: route(*routed),
+        "route + silu": lambda: route_silu(*routed, gate_up, act),
     }  # fmt: skip
     for what, run in runs.items():
         built(run, f"{what}, {rows} rows", capability)

@@ -6,14 +6,14 @@ import sys
 
 import torch
 
-from kernels.gpu.int4_moe_gemm import HIDDEN, INNER, SLOTS, OrderedExperts, Workspace, products
+from kernels.gpu.int4_moe_gemm import HIDDEN, INNER, SLOTS, OrderedExperts, Workspace, closes_shared, products
 from kernels.gpu.moe_many_products import ROOMY
 from kernels.gpu.moe_pack import Ordered
 from tests.gpu_compile import SHARED, Launch, build, launches
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 200, 512, 2048)  # one of each row of the plan; the last only where it fits
 EXPERTS = 16
-MMA = ("gate_up_tiles", "down_tiles", "down_rows", "group_starts", "gate_up_many", "down_many")
+MMA = ("gate_up_tiles", "down_tiles", "down_rows", "group_starts", "gate_up_many", "down_many", "shared_combine")
 # bytes: addresses that 112 or 128 MMAs need once. The assembler rather has the registers for products under way.
 SPILLED = {"gate_up_many": 96, "down_many": 96}
 
@@ -31,18 +31,24 @@ def calls(capability: int) -> list[Launch]:
     experts = OrderedExperts(matrix(2 * INNER // 64, HIDDEN // 256), matrix(HIDDEN // 64, 1))
     space = Workspace(max(some), EXPERTS, "cpu")
 
+    down = empty(HIDDEN, INNER, dtype=torch.bfloat16)
+
     def run() -> None:
         for rows in some:
             x, chosen = empty(rows, HIDDEN, dtype=torch.bfloat16), empty(rows, SLOTS)
             weights, out = empty(rows, SLOTS, dtype=torch.float32), empty(rows, HIDDEN, dtype=torch.float32)
-            products(x, chosen, weights, experts, space.tiles(chosen), space, out, out, settled=True)
+            rest = x, chosen, weights, experts, space.tiles(chosen), space, out
+            if closes_shared(rows):
+                products(*rest, shared=(empty(rows, INNER, dtype=torch.bfloat16), down))
+            else:
+                products(*rest, out, settled=True)
 
     return launches(run)
 
 
 def form(launch: Launch) -> tuple[object, ...]:
     """One of each kernel and set of constants is compiled; of work lists one a capacity."""
-    left_out = ("total", "BLOCK") if launch.function.__name__ == "_tiles" else ()
+    left_out = ("total", "BLOCK") if launch.function.__name__ == "_tiles" else ("count",)
     constants = {name: value for name, value in launch.arguments.items() if isinstance(value, int)}
     return launch.function.__name__, *sorted((n, v) for n, v in constants.items() if n not in left_out)
 

@@ -24,7 +24,8 @@ from hedgerow.model.cuda_cache import Arena, CudaCache
 from hedgerow.model.cuda_graph import Device, Kept, Recorded, inference, prepare_all
 from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Ints, Shape, Step, fill, fill_laws, in_turns, read, split
 from hedgerow.model.cuda_shapes import shape_of, shapes_beside, tree_shapes
-from hedgerow.model.cuda_step import CudaStep, Room, Weights
+from hedgerow.model.cuda_step import CudaStep, Weights
+from hedgerow.model.cuda_step_room import Room
 from hedgerow.model.cuda_walk import BACK, CudaWalker, read_walks
 from hedgerow.model.cuda_weights import CudaLayer, Reader, SparseMlp, check_sizes
 from hedgerow.model.interface import Verified, checked_taps, shards

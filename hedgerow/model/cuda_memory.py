@@ -9,7 +9,7 @@ import torch
 
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_ranked import share_of
-from hedgerow.model.cuda_step import Room
+from hedgerow.model.cuda_step_room import Room
 from hedgerow.model.cuda_weights import check_sizes
 from hedgerow.model.room import check_room
 from kernels.gpu.int4_moe_gemm import Workspace as Experts

@@ -9,24 +9,25 @@ import torch
 
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_plan import MOST_SEQUENCES, Fields, Shape
-from hedgerow.model.cuda_walk import BACK, read_laws, walk
+from hedgerow.model.cuda_step_room import Room
+from hedgerow.model.cuda_walk import read_laws, walk
 from hedgerow.model.cuda_weights import CudaLayer, Packed, Plain, SparseMlp
 from kernels.gpu.absorb import absorb
 from kernels.gpu.add_rmsnorm import add_rmsnorm
 from kernels.gpu.int4_moe import int4_moe
-from kernels.gpu.int4_moe_gemm import OrderedExperts, products, supports
-from kernels.gpu.int4_moe_gemm import Workspace as Experts
+from kernels.gpu.int4_moe_gemm import OrderedExperts, closes_shared, products
 from kernels.gpu.kv_compact import kv_compact
-from kernels.gpu.linear import linear, linear_parts, room_of_parts
+from kernels.gpu.linear import linear, linear_parts
 from kernels.gpu.linear_activated import activated_for, multiply_activated
 from kernels.gpu.linear_normed import linear_parts_normed, normed_for
-from kernels.gpu.mla_tree_attention import Workspace, mla_tree_attention, most_splits
+from kernels.gpu.mla_tree_attention import mla_tree_attention
 from kernels.gpu.moe_pack import Ordered
 from kernels.gpu.plain_moe import plain_moe
 from kernels.gpu.rope import mla_inputs
+from kernels.gpu.route_silu import route_silu
 from kernels.gpu.router import expert_lists, route
 from kernels.gpu.row_attention import row_attention
-from kernels.gpu.row_layout import DEEPEST, PAGE, row_layout
+from kernels.gpu.row_layout import PAGE, row_layout
 from kernels.gpu.silu_mul import silu_mul
 from kernels.gpu.tree_mask import TreeMask, tree_mask
 
@@ -42,60 +43,18 @@ class Weights(NamedTuple):
     sin: torch.Tensor
 
 
+class Gated(NamedTuple):
+    """What is to be activated, and where to."""
+
+    parts: torch.Tensor  # [parts, rows, gate | up | ..]
+    act: torch.Tensor
+
+
 class Owed(NamedTuple):
     """The end of a block that the next product's launch makes."""
 
     norm: torch.Tensor
     tap: torch.Tensor | None
-
-
-class Room:
-    """The buffers of steps of up to `rows` rows. A step of fewer takes the first rows of each. `c`: what one rank
-    computes; its logits are of the whole `vocabulary`."""
-
-    def __init__(
-        self, c: K2Config, vocabulary: int, taps: int, rows: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self.rows = rows
-        shared = c.moe_intermediate_size * c.n_shared_experts
-        heads, top_k = c.num_attention_heads, c.num_experts_per_tok
-        wide = 2 * c.intermediate_size, 2 * shared + c.n_routed_experts
-
-        def room(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
-            return torch.zeros(*shape, device=device, dtype=of)
-
-        floats, ints = torch.float32, torch.int32
-        self.position, self.slot, self.shared = (room(rows, of=ints) for _ in range(3))
-        self.path = room(rows, DEEPEST, of=ints)
-        self.x, self.delta = room(rows, c.hidden_size, of=floats), room(rows, c.hidden_size, of=floats)
-        self.spare = room(1, c.hidden_size, of=floats)  # a single row's stream stands in x and here by turns
-        self.features = room(rows, taps * c.hidden_size, of=floats)
-        self.normed = room(rows, c.hidden_size)
-        self.a = room(room_of_parts(rows, c.q_lora_rank + c.latent_width, c.hidden_size), of=floats)
-        self.query_latent = room(rows, c.q_lora_rank)
-        self.query = room(rows, heads, c.qk_nope_head_dim + c.qk_rope_head_dim)
-        self.q = room(rows, heads, c.latent_width)
-        self.context = room(rows, heads, c.kv_lora_rank)
-        # under the interpreter there are none, and `row_attention` serves all rows
-        self.states: Workspace | None = None
-        if device.type == "cuda":
-            splits = most_splits(c.max_position_embeddings)
-            self.states = Workspace(rows, heads, c.kv_lora_rank, splits, str(device))
-        self.value = room(rows, heads, c.v_head_dim)
-        # one product's outputs, a step's experts and all of its logits: of one width each time
-        self.gate_up = room(max(room_of_parts(rows, one, c.hidden_size) for one in wide), of=floats)
-        self.act = room(rows * max(c.intermediate_size, shared))
-        self.chosen, self.weights = room(rows, top_k, of=ints), room(rows, top_k, of=floats)
-        self.experts: Experts | None = None
-        if supports(c.hidden_size, c.moe_intermediate_size, top_k, device, dtype):
-            self.experts = Experts(rows, c.n_routed_experts, device)
-        one_by_one = 0 if c.int4_experts and self.experts else rows
-        self.pairs = room(c.n_routed_experts * one_by_one, of=ints)
-        self.counts = room(c.n_routed_experts, of=ints)
-        self.inner = room(one_by_one * top_k, c.moe_intermediate_size)
-        self.partials = room(one_by_one, top_k, c.hidden_size, of=floats)
-        self.logits = room(rows, vocabulary, of=floats)
-        self.walks = room(MOST_SEQUENCES, BACK, of=ints)
 
 
 class CudaStep:
@@ -188,13 +147,17 @@ class CudaStep:
         behind: torch.Tensor | None = None,
     ) -> None:
         """Ends a block: the residual stream, and the next one's input, by norm `w`. Or leaves that to `product`, where
-        there is one launch for it and for the product with `behind`."""
+        there is one launch for it and for the product with `behind`; or lets that product's launch begin beside it. In
+        front of lm_head that costs 16 us: many programs would find places while some are still taken, unevenly."""
         room, n = self.room, self.shape.rows
         if behind is not None and routed is None and normed_for(behind, n):
             self.owed = Owed(w, tap)
             return
         normed, delta = room.normed[:n], room.delta[:n]
-        add_rmsnorm(self.x, w, normed, self.c.rms_norm_eps, delta=delta, partials=routed, tap=tap, early=True)
+        add_rmsnorm(
+            self.x, w, normed, self.c.rms_norm_eps, delta=delta, partials=routed, tap=tap, early=True,
+            eager=behind is not None,
+        )  # fmt: skip
 
     def product(self, w: torch.Tensor, parts: torch.Tensor, kept: bool = False) -> torch.Tensor:
         """The block's input times w, in the memory of `parts`; `kept`: the input is in `normed` then, as always where
@@ -237,14 +200,19 @@ class CudaStep:
             return None
         chosen, weights, width = room.chosen[:n], room.weights[:n], w.shared_down.shape[1]
         parts = self.product(w.shared_router, room.gate_up, kept=True)
-        # the routing first: beside it the activation, beside the shared expert's last product the routed ones' first
-        self.choose(number, parts[..., 2 * width :], w.bias)
+        act = None if activated_for(w.shared_down, n) else room.act[: n * width].view(-1, width)
+        self.choose(number, parts[..., 2 * width :], w.bias, None if act is None else Gated(parts, act))
         if room.experts and isinstance(w.gate_up, Ordered) and isinstance(w.down, Ordered):
             experts, tiles = OrderedExperts(w.gate_up, w.down), room.experts.tiles(chosen)
-            self.shared(parts, w.shared_down, delta)
-            products(normed, chosen, weights, experts, tiles, room.experts, given, delta, settled=True)
+            rest = normed, chosen, weights, experts, tiles, room.experts, given
+            if act is not None and closes_shared(n):
+                products(*rest, shared=(act, w.shared_down))
+                return None
+            # the routing is older than this launch, so the routed experts' first product runs beside it
+            self.shared(parts, act, w.shared_down, delta)
+            products(*rest, delta, settled=True)
             return None
-        self.shared(parts, w.shared_down, delta)
+        self.shared(parts, act, w.shared_down, delta)
         pairs = room.pairs[: c.n_routed_experts * n].view(c.n_routed_experts, n)
         expert_lists(chosen, pairs, room.counts)
         inner, partials = room.inner[: n * c.num_experts_per_tok], room.partials[:n]
@@ -254,26 +222,27 @@ class CudaStep:
             plain_moe(normed, weights, pairs, room.counts, w.gate_up, w.down, inner, partials)
         return partials
 
-    def choose(self, number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:
-        """Each row's experts in layer `number`, and their weights, of logits [parts, rows, experts]."""
+    def choose(self, number: int, logits: torch.Tensor, bias: torch.Tensor, gated: Gated | None) -> None:
+        """Each row's experts in layer `number`, and their weights, of logits [parts, rows, experts]; beside it what is
+        gated is activated."""
         c, room, n = self.c, self.room, self.shape.rows
         law = c.norm_topk_prob, c.routed_scaling_factor
-        route(logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n], *law)
+        given = logits, bias, room.slot[:n], room.chosen[:n], room.weights[:n]
+        if gated:
+            route_silu(*given, *law, *gated)
+        else:
+            route(*given, *law)
 
-    def shared(self, parts: torch.Tensor, down: torch.Tensor, given: torch.Tensor) -> None:
-        """The shared expert's last product, of `parts` that are older than the launch before, the routing."""
-        if activated_for(down, self.shape.rows):
+    def shared(self, parts: torch.Tensor, act: torch.Tensor | None, down: torch.Tensor, given: torch.Tensor) -> None:
+        """The shared expert's last product, of what was activated, or of parts older than the launch before."""
+        if act is None:
             multiply_activated(parts, down, given, early=True)
         else:
-            linear(self.activated(parts, down.shape[1], early=True), down, given)
+            linear(act, down, given)
 
     def swiglu(self, gate_up: torch.Tensor, down: torch.Tensor, given: torch.Tensor) -> None:
         """down(silu(gate) * up) of `normed` into `given`."""
         parts = linear_parts(self.room.normed[: self.shape.rows], gate_up, self.room.gate_up)
-        linear(self.activated(parts, down.shape[1]), down, given)
-
-    def activated(self, parts: torch.Tensor, width: int, early: bool = False) -> torch.Tensor:
-        """silu(gate) * up, [rows, width], of a product [gate | up | ...] in parts. `early`: not the last launch's."""
-        act = self.room.act[: self.shape.rows * width].view(-1, width)
-        silu_mul(parts, act, early)
-        return act
+        act = self.room.act[: self.shape.rows * down.shape[1]].view(-1, down.shape[1])
+        silu_mul(parts, act)
+        linear(act, down, given)

@@ -54,12 +54,14 @@ def _store(at, value, live):
 def _add_rmsnorm(
     x, tokens, table, delta, partials, w, out, tap, tap_row, eps,
     H: tl.constexpr, SLOTS: tl.constexpr, EMBED: tl.constexpr, DELTA: tl.constexpr, NORM: tl.constexpr,
-    TAP: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    TAP: tl.constexpr, EARLY: tl.constexpr, EAGER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     live = i < H
-    if not EARLY:
+    if EAGER and PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    elif not EARLY:
         follow(PDL)
     if NORM:  # asked for with the rest: behind the sum it would be waited for once more
         factor = tl.load(w + i, mask=live, other=0.0)
@@ -67,7 +69,9 @@ def _add_rmsnorm(
         v = tl.load(table + tl.load(tokens + r).to(tl.int64) * H + i, mask=live, other=0.0).to(tl.float32)
     else:
         v = tl.load(x + r * H + i, mask=live, other=0.0)
-    if EARLY:
+    if EAGER and PDL:
+        tl.extra.cuda.gdc_wait()
+    elif EARLY:
         follow(PDL)
     if DELTA:
         v += tl.load(delta + r * H + i, mask=live, other=0.0).to(tl.float32)
@@ -101,10 +105,12 @@ def add_rmsnorm(
     tokens: torch.Tensor | None = None,
     table: torch.Tensor | None = None,
     early: bool = False,
+    eager: bool = False,
 ) -> None:
     """Fills `out`, or only adds where it is None. tokens int32 [R] within the table: not checked here.
 
-    `early`: the launch before this one writes neither x nor w (follow.py).
+    `early`: the launch before this one writes neither x nor w (follow.py). `eager`, with early: the next launch may
+    begin before this one's turn (linear_held.py says what it must not do).
 
     ValueError names what does not fit.
     """
@@ -127,6 +133,7 @@ def add_rmsnorm(
         x if partials is None else partials, x if w is None else w, x if out is None else out,
         x if tap is None else tap, 0 if tap is None else tap.stride(0), eps,
         H=hidden, SLOTS=0 if partials is None else partials.shape[1], EMBED=table is not None, DELTA=delta is not None,
-        NORM=out is not None, TAP=tap is not None, EARLY=early, BLOCK=triton.next_power_of_2(hidden), num_warps=4,
+        NORM=out is not None, TAP=tap is not None, EARLY=early, EAGER=early and eager,
+        BLOCK=triton.next_power_of_2(hidden), num_warps=4,
         **followed(first=tokens is not None),
     )  # fmt: skip

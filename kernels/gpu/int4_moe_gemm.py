@@ -32,6 +32,7 @@ from kernels.gpu.moe_many_tiles import many_tiles, room
 from kernels.gpu.moe_pack import Ordered, pack_down, pack_gate_up
 from kernels.gpu.moe_tiles import WIDTH, Tiles, expert_tiles, most_tiles, width_of
 from kernels.gpu.shapes import check
+from kernels.gpu.shared_combine import combine_with_shared
 from kernels.int4 import int4_unpack
 
 HIDDEN, INNER, SLOTS = 7168, 256, 8
@@ -78,6 +79,11 @@ def plan(rows: int, many_fit: bool = True) -> Plan:
     if rows < MANY_ROWS or not many_fit:
         return Plan(16, False, {"TILES": 2, "V": 8, "SLABS": 8, "CHUNKS": 1, "STAGES": 3}, down | {"TILES": 2})
     return Plan(MANY, False, {}, {})
+
+
+def closes_shared(rows: int) -> bool:
+    """Whether there is one launch for the sum of the slots and the shared expert's last product."""
+    return 4 < rows <= 64
 
 
 def supports(hidden: int, inner: int, top_k: int, device: torch.device, dtype: torch.dtype) -> bool:
@@ -177,9 +183,11 @@ def products(
     out: torch.Tensor,
     base: torch.Tensor | None = None,
     settled: bool = False,
+    shared: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """`int4_moe_gemm` whose work list has been made. `settled`: x, routing and work list are older than the launch
-    before, beside which the first product runs; what that launch makes, `base`, is waited for."""
+    before, beside which the first product runs; what that launch makes, `base`, is waited for. `shared`, where
+    `closes_shared`: the shared expert's activations and last product (shared_combine.py), in place of `base`."""
     rows, count = x.shape[0], space.experts
     check("x", x, (rows, HIDDEN), torch.bfloat16)
     check("weights", weights, (rows, SLOTS), torch.float32)
@@ -208,6 +216,8 @@ def products(
             down_rows[(HIDDEN // 16, rows)](words, *experts.down, out, base, chosen, weights, **more, **whole)
             return out
         down_tiles[(HIDDEN // 64 // how.down["OWN"], most)](words, *experts.down, y, *tiles, **how.down, **whole)
+    if shared:
+        return combine_with_shared(*shared, space.y[: rows * SLOTS], weights, chosen, out, eager=True)
     block = 256 if rows < 128 else 1024
     whole |= {"num_warps": block // 256, "enable_fp_fusion": False}
     combine[(rows, triton.cdiv(HIDDEN, block))](

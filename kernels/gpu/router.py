@@ -43,13 +43,11 @@ def lists_reference(chosen: torch.Tensor, experts: int) -> list[list[int]]:
 
 
 @triton.jit
-def _route(
-    logits, bias, slot, chosen, weights, row_stride, part_stride, scale, PARTS: tl.constexpr,
+def choose_row(
+    logits, bias, slot, chosen, weights, r, row_stride, part_stride, scale, PARTS: tl.constexpr,
     E: tl.constexpr, K: tl.constexpr, NORMALISE: tl.constexpr, EB: tl.constexpr, KB: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
-    follow(PDL)
-    r = tl.program_id(0)
+    """Row r's experts and weights."""
     logits += r.to(tl.int64) * row_stride
     e, j = tl.arange(0, EB), tl.arange(0, KB)
     real = tl.load(slot + r) >= 0
@@ -76,16 +74,21 @@ def _route(
     tl.store(weights + r * K + j, picked * scale, mask=j < K)
 
 
-def route(
-    logits: torch.Tensor,
-    bias: torch.Tensor,
-    slot: torch.Tensor,
-    chosen: torch.Tensor,
-    weights: torch.Tensor,
-    normalise: bool,
-    scale: float,
-) -> None:
-    """Fills chosen and weights. ValueError names what does not fit."""
+@triton.jit
+def _route(
+    logits, bias, slot, chosen, weights, row_stride, part_stride, scale, PARTS: tl.constexpr,
+    E: tl.constexpr, K: tl.constexpr, NORMALISE: tl.constexpr, EB: tl.constexpr, KB: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    follow(PDL)
+    r = tl.program_id(0)
+    choose_row(logits, bias, slot, chosen, weights, r, row_stride, part_stride, scale, PARTS, E, K, NORMALISE, EB, KB)
+
+
+def check_route(
+    logits: torch.Tensor, bias: torch.Tensor, slot: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """The logits in parts. ValueError names what does not fit."""
     (rows, top_k), experts = chosen.shape, bias.shape[0]
     logits = logits.unsqueeze(0) if logits.dim() == 2 else logits
     if logits.shape[1] != rows or logits.shape[2] < experts or logits.dtype != torch.float32 or logits.stride(2) != 1:
@@ -98,6 +101,20 @@ def route(
     check("slot", slot, (rows,), torch.int32)
     check("chosen", chosen, (rows, top_k), torch.int32)
     check("weights", weights, (rows, top_k), torch.float32)
+    return logits
+
+
+def route(
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    slot: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    normalise: bool,
+    scale: float,
+) -> None:
+    """Fills chosen and weights. ValueError names what does not fit."""
+    logits, (rows, top_k), experts = check_route(logits, bias, slot, chosen, weights), chosen.shape, bias.shape[0]
     _route[(rows,)](
         logits, bias, slot, chosen, weights, logits.stride(1), logits.stride(0), scale,
         PARTS=logits.shape[0], E=experts, K=top_k, NORMALISE=normalise,

@@ -28,31 +28,26 @@ def reference(a: torch.Tensor, width: int) -> torch.Tensor:
 
 
 @triton.jit
+def activate(a, at, live, a_part, PARTS: tl.constexpr, W: tl.constexpr):
+    """y of the gates at these places."""
+    gate = joined(a, at, live, PARTS, a_part)
+    up = joined(a, W + at, live, PARTS, a_part)
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def _silu_mul(
-    a, out, a_row, a_part, PARTS: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-    PDL: tl.constexpr,
+    a, out, a_row, a_part, PARTS: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if not EARLY:
-        follow(PDL)
-    elif PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    follow(PDL)
     r = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    a += r * a_row
-    gate = joined(a, i, i < W, PARTS, a_part)
-    up = joined(a, W + i, i < W, PARTS, a_part)
-    y = gate / (1.0 + tl.exp(-gate)) * up
-    if EARLY and PDL:
-        tl.extra.cuda.gdc_wait()
+    y = activate(a + r * a_row, i, i < W, a_part, PARTS, W)
     tl.store(out + r * W + i, y.to(out.dtype.element_ty), mask=i < W)
 
 
-def silu_mul(a: torch.Tensor, out: torch.Tensor, early: bool = False) -> None:
-    """Fills out [R, W] from a [R, >= 2 W] or [P, R, >= 2 W]. ValueError names what does not fit.
-
-    `early`: the launch before this one does not make a (follow.py). Then the next one may be there before that has
-    ended, and must read nothing but weights before its wait.
-    """
+def check_silu(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """a in parts. ValueError names what does not fit."""
     rows, width = out.shape
     a = a.unsqueeze(0) if a.dim() == 2 else a
     check("out", out, (rows, width))
@@ -60,7 +55,13 @@ def silu_mul(a: torch.Tensor, out: torch.Tensor, early: bool = False) -> None:
         raise ValueError(
             f"a has shape {list(a.shape)} and strides {list(a.stride())}, {rows} rows of at least {2 * width}"
         )
+    return a
+
+
+def silu_mul(a: torch.Tensor, out: torch.Tensor) -> None:
+    """Fills out [R, W] from a [R, >= 2 W] or [P, R, >= 2 W]. ValueError names what does not fit."""
+    a, (rows, width) = check_silu(a, out), out.shape
     _silu_mul[(rows, triton.cdiv(width, BLOCK))](
-        a, out, a.stride(1), a.stride(0), PARTS=a.shape[0], W=width, BLOCK=BLOCK, EARLY=early, num_warps=4,
+        a, out, a.stride(1), a.stride(0), PARTS=a.shape[0], W=width, BLOCK=BLOCK, num_warps=4,
         **followed(),
     )  # fmt: skip

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_memory import step_bytes
-from hedgerow.model.cuda_step import Room
+from hedgerow.model.cuda_step_room import Room
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

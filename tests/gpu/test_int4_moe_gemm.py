@@ -196,6 +196,33 @@ def test_a_launch_between_work_list_and_products_is_waited_for(rows: int) -> Non
 
 
 @products
+@pytest.mark.parametrize("rows", [5, 8, 16, 17, 33, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slots_are_summed_with_the_shared_expert_in_the_same_bits(rows: int, dtype: torch.dtype) -> None:
+    """A chain of layers in a graph, each of which ends with the next one's launches at its heels."""
+    g = Given(*(t[:rows] for t in given("ragged")))
+    act, down = (torch.randn(n, INNER, device=DEVICE).bfloat16() for n in (rows, HIDDEN))
+    space, base = Workspace(rows, EXPERTS), torch.empty(rows, HIDDEN, device=DEVICE)
+    expected, got = (torch.full((4, rows, HIDDEN), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
+    linear(act, down, base)
+    expected[:] = products_of(*g, experts(), space.tiles(g.chosen), space, torch.empty_like(base), base)
+
+    def layers() -> None:
+        for n in range(4):
+            products_of(*g, experts(), space.tiles(g.chosen), space, got[n], shared=(act, down))
+
+    layers()
+    assert torch.equal(got, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers()
+    for _ in range(20):
+        got.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(got, expected)
+
+
+@products
 def test_no_expert_is_nothing() -> None:
     g = given("ragged")
     none = Given(g.x[:9], torch.full_like(g.chosen[:9], -1), g.weights[:9])

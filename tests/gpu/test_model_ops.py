@@ -23,6 +23,7 @@ from kernels.gpu import (
     linear_held,
     linear_normed,
     rope,
+    route_silu,
     router,
     row_attention,
     row_layout,
@@ -209,6 +210,24 @@ def test_silu_mul(rows: int, width: int, behind: int) -> None:
     a, out = rand(rows, 2 * width + behind, dtype=torch.float32), poison(rows, width)
     silu_mul.silu_mul(a, out)
     close(out, silu_mul.reference(a, width))
+
+
+@pytest.mark.parametrize(("rows", "experts", "top_k"), router.TEST_SHAPES)
+def test_routing_with_an_activation_beside_it_has_the_bits_of_both(rows: int, experts: int, top_k: int) -> None:
+    parts, bias = rand(3, rows, 600 + experts, dtype=torch.float32), rand(experts, dtype=torch.float32)
+    slot, found = whole(rows, high=5), []
+    for together in (True, False):
+        chosen, act = torch.zeros(rows, top_k, dtype=torch.int32, device=DEVICE), poison(rows, 300)
+        weights = poison(rows, top_k, dtype=torch.float32)
+        given = parts[..., 600:], bias, slot, chosen, weights, True, 2.5
+        if together:
+            route_silu.route_silu(*given, parts, act)
+        else:
+            router.route(*given)
+            silu_mul.silu_mul(parts, act)
+        found.append((chosen, weights, act))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("rows", "heads", "n", "k", "width"), absorb.TEST_SHAPES)

@@ -19,7 +19,7 @@ from hedgerow.model.batch import SequenceRows
 from hedgerow.model.config import K2Config
 from hedgerow.model.cuda import CudaK2
 from hedgerow.model.cuda_plan import Fields, Shape
-from hedgerow.model.cuda_step import CudaStep
+from hedgerow.model.cuda_step import CudaStep, Gated
 from hedgerow.model.cuda_weights import Reader
 from hedgerow.model.loader import Checkpoint
 from hedgerow.model.memory import weights
@@ -50,9 +50,9 @@ class Noted(CudaK2):
         seen = self.seen
 
         class Step(CudaStep):
-            def choose(self, number: int, logits: torch.Tensor, bias: torch.Tensor) -> None:
+            def choose(self, number: int, logits: torch.Tensor, bias: torch.Tensor, gated: Gated | None) -> None:
                 seen[number] = logits.clone()
-                super().choose(number, logits, bias)
+                super().choose(number, logits, bias, gated)
 
         return Step(self.config, self._weights, self.feature_layers, self.latent_eps, self._room, shape, fields)
 
