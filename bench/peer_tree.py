@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def _tail_merge(
-    Q, KV, TABLE, LENS, ANCESTORS, PREFIX, LSE, OUT, scale, pages, rows,
+    Q, KV, TABLE, LENS, ANCESTORS, PREFIX, LSE, OUT, scale, pages, rows, lse_batch, lse_head, lse_row,
     H: tl.constexpr, C: tl.constexpr, P: tl.constexpr, HB: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(0)
@@ -38,7 +38,7 @@ def _tail_merge(
     total = tl.sum(p, 1)
     tail = tl.dot(p.to(k.dtype), k) / total[:, None]
     lse = top + tl.log(total)
-    before = tl.load(LSE + (b * H + h) * rows + j, mask=heads, other=0.0)
+    before = tl.load(LSE + b * lse_batch + h * lse_head + j * lse_row, mask=heads, other=0.0)
     most = tl.maximum(lse, before)
     ours, theirs = tl.exp(lse - most), tl.exp(before - most)
     to = (r * H + h)[:, None] * C + c[None, :]
@@ -59,12 +59,12 @@ def tail_merge(
     scale: float,
 ) -> None:
     """q [B, T, H, C+P], pool [pages, 64, C+P], table [B, n], lens [B] (the prefix), ancestors [B * T], prefix and out
-    [B, T, H, C], lse [B, H, T] float32 (natural), T <= 64: fills out.
+    [B, T, H, C], lse [B, H, T] float32 (natural; any strides: FlashMLA's has heads innermost), T <= 64: fills out.
     """
     batch, rows, heads, width = q.shape
     latent = out.shape[-1]
     _tail_merge[(batch * rows,)](
-        q, pool, table, lens, ancestors, prefix, lse, out, scale, table.stride(0), rows, H=heads, C=latent,
-        P=width - latent, HB=max(16, triton.next_power_of_2(heads)), KEYS=max(16, triton.next_power_of_2(rows)),
-        num_warps=4,
+        q, pool, table, lens, ancestors, prefix, lse, out, scale, table.stride(0), rows, *lse.stride(),
+        H=heads, C=latent, P=width - latent, HB=max(16, triton.next_power_of_2(heads)),
+        KEYS=max(16, triton.next_power_of_2(rows)), num_warps=4,
     )  # fmt: skip
