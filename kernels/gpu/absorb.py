@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.follow import fetch_ahead, follow, followed
+from kernels.gpu.follow import ROOMY, fetch_ahead, follow, followed
 from kernels.gpu.linear import chain, cut_for
 from kernels.gpu.shapes import check
 
@@ -84,6 +84,6 @@ def absorb(
     _absorb[(triton.cdiv(n, cut.bn) + cut.bm // 16, triton.cdiv(rows, cut.bm), heads)](
         query, w, position, cos, sin, out, rows, query.stride(0), query.stride(1), out.stride(0), out.stride(1), scale,
         N=n, K=k, D=2 * half, AHEAD=cut.ahead, EARLY=early, BM=cut.bm, BN=cut.bn, BK=cut.bk,
-        num_warps=cut.warps, num_stages=cut.stages, **followed(),
+        num_warps=cut.warps, num_stages=cut.stages, **ROOMY, **followed(),
     )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.follow import follow, followed
+from kernels.gpu.follow import ROOMY, follow, followed
 from kernels.gpu.shapes import check, check_rows
 
 TEST_SHAPES = [(1, 32, 0), (5, 96, 2), (9, 384, 4)]  # (R, H, J)
@@ -135,5 +135,9 @@ def add_rmsnorm(
         H=hidden, SLOTS=0 if partials is None else partials.shape[1], EMBED=table is not None, DELTA=delta is not None,
         NORM=out is not None, TAP=tap is not None, EARLY=early, EAGER=early and eager,
         BLOCK=triton.next_power_of_2(hidden), num_warps=4,
+<<<<<<< HEAD
+        **ROOMY, **followed(first=tokens is not None),
+=======
         **followed(first=tokens is not None),
+>>>>>>> main
     )  # fmt: skip

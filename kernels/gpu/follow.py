@@ -25,6 +25,10 @@ import triton.language as tl
 
 from kernels.gpu import checks
 
+# Of a launch that is all latency: a thread may have as many registers as there are, or the assembler, which saves them,
+# has a few of its loads under way at a time and the next behind each that came. No bit depends on it.
+ROOMY = {"maxnreg": 255}
+
 _close: ContextVar[bool] = ContextVar("launched_close", default=True)
 
 

@@ -21,7 +21,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mma_v2
 
-from kernels.gpu.follow import followed
+from kernels.gpu.follow import ROOMY, followed
 from kernels.gpu.linear import apart, shared_memory
 from kernels.gpu.linear_held import Held, follow_eagerly
 from kernels.gpu.shapes import check, check_rows
@@ -160,6 +160,6 @@ def linear_parts_normed(
         x, delta, norm, w, out, into, x if kept is None else kept, x if tap is None else tap, eps,
         N=n, K=k, PARTS=parts, BN=how.bn, BK=how.piece, STAGES=how.stages, W=how.warps,
         ROW=triton.next_power_of_2(k), KEEP=kept is not None, TAP=tap is not None, num_warps=how.warps,
-        launch_pdl=followed()["launch_pdl"],
+        **ROOMY, launch_pdl=followed()["launch_pdl"],
     )  # fmt: skip
     return out

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 import triton
 
+from kernels.gpu.follow import ROOMY
 from kernels.gpu.mla_launch import check, descriptors, has_wgmma
 from kernels.gpu.mla_path_merge import path_merge
 from kernels.gpu.mla_portable import LINES, WARPS, prefix_portable
@@ -165,5 +166,5 @@ def launch(
     programs = rows * -(-heads // 8) * (latent // form.columns)
     path_merge[(programs,)](
         q, cache, *about, ancestors, out, *states, batch, heads, table.stride(0), **fixed, **cut, num_warps=warps,
-        launch_pdl=True,
+        **ROOMY, launch_pdl=True,
     )  # fmt: skip

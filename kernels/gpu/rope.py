@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.follow import follow, followed
+from kernels.gpu.follow import ROOMY, follow, followed
 from kernels.gpu.linear import joined
 from kernels.gpu.shapes import check, check_rows
 
@@ -97,7 +97,7 @@ def mla_inputs(
     _mla_inputs[(rows, 2)](
         a, q_norm, kv_norm, position, cos, sin, slot, cache, out, a.stride(1), a.stride(0), eps, PARTS=a.shape[0],
         Q=q, LATENT=latent, HALF=half, QB=triton.next_power_of_2(q), EARLY=early, num_warps=4,
-        **followed(),
+        **ROOMY, **followed(),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.follow import follow, followed
+from kernels.gpu.follow import ROOMY, follow, followed
 from kernels.gpu.linear import joined
 from kernels.gpu.shapes import check
 
@@ -119,7 +119,7 @@ def route(
         logits, bias, slot, chosen, weights, logits.stride(1), logits.stride(0), scale,
         PARTS=logits.shape[0], E=experts, K=top_k, NORMALISE=normalise,
         EB=triton.next_power_of_2(experts), KB=triton.next_power_of_2(top_k), num_warps=1,
-        **followed(),
+        **ROOMY, **followed(),
     )  # fmt: skip
 
 
