@@ -135,9 +135,5 @@ def add_rmsnorm(
         H=hidden, SLOTS=0 if partials is None else partials.shape[1], EMBED=table is not None, DELTA=delta is not None,
         NORM=out is not None, TAP=tap is not None, EARLY=early, EAGER=early and eager,
         BLOCK=triton.next_power_of_2(hidden), num_warps=4,
-<<<<<<< HEAD
         **ROOMY, **followed(first=tokens is not None),
-=======
-        **followed(first=tokens is not None),
->>>>>>> main
     )  # fmt: skip

@@ -9,11 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-<<<<<<< HEAD
 from kernels.gpu.follow import ROOMY, follow, followed
-=======
-from kernels.gpu.follow import follow, followed
->>>>>>> main
 from kernels.gpu.router import check_route, choose_row
 from kernels.gpu.silu_mul import activate, check_silu
 
@@ -58,9 +54,5 @@ def route_silu(
         logits, bias, slot, chosen, weights, logits.stride(1), logits.stride(0), scale, a, out, a.stride(1),
         a.stride(0), PARTS=logits.shape[0], E=experts, K=top_k, NORMALISE=normalise,
         EB=triton.next_power_of_2(experts), KB=triton.next_power_of_2(top_k), A_PARTS=a.shape[0], W=width, BLOCK=BLOCK,
-<<<<<<< HEAD
         num_warps=1, **ROOMY, **followed(),
-=======
-        num_warps=1, **followed(),
->>>>>>> main
     )  # fmt: skip

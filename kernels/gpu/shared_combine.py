@@ -15,11 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mma_v2
 
-<<<<<<< HEAD
 from kernels.gpu.follow import ROOMY, followed
-=======
-from kernels.gpu.follow import followed
->>>>>>> main
 from kernels.gpu.linear_held import follow_eagerly
 from kernels.gpu.shapes import check
 
@@ -110,10 +106,6 @@ def combine_with_shared(
         raise ValueError(f"out has {hidden} columns, a multiple of {COLUMNS} was expected")
     shared_combine[(hidden // COLUMNS, triton.cdiv(rows, ROWS))](
         act, w, y, weights, chosen, out, rows, H=hidden, K=K, BM=ROWS, BN=COLUMNS, W=WARPS, EAGER=eager,
-<<<<<<< HEAD
         num_warps=WARPS, enable_fp_fusion=False, **ROOMY, launch_pdl=followed()["launch_pdl"],
-=======
-        num_warps=WARPS, enable_fp_fusion=False, launch_pdl=followed()["launch_pdl"],
->>>>>>> main
     )  # fmt: skip
     return out
