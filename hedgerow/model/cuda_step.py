@@ -187,7 +187,7 @@ class CudaStep:
             row_attention(q, cache, position, room.shared[:n], f.seq, f.pages, room.path[:n], context, 1.0)
         else:
             trees = (f.pages, f.prefix, self.starts, masks.mask, f.widths)
-            mla_tree_attention(q, cache.view(-1, PAGE, c.latent_width), *trees, context, room.states)
+            mla_tree_attention(q, cache.view(-1, PAGE, c.latent_width), *trees, context, room.states, early=True)
         linear(context, layer.uv, value, eager=True)
         linear(value.flatten(1), layer.o, given)
 

@@ -40,6 +40,7 @@ def prefix_narrow(
     SPLITS: gl.constexpr,
     BM: gl.constexpr,
     STAGES: gl.constexpr,
+    EARLY: gl.constexpr,  # all but the queries is older than the kernel before this one
     BP: gl.constexpr,
 ):
     WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
@@ -49,7 +50,8 @@ def prefix_narrow(
     LINE: gl.constexpr = gl.SliceLayout(0, M)
     SUM: gl.constexpr = gl.BlockedLayout([8, 1], [32, 1] if C >= 256 else [16, 2], [2, 2], [0, 1])
     pid = gl.program_id(0)
-    follow(pid)
+    if not EARLY:
+        follow(pid)
     b, k0, k1, line0, lines, full, sbk = portion(pid, G, ROWS, LENS, WIDTHS, B, H, BM, BP, SPLITS, 4)
     n = gl.minimum(k1 * sbk, full) - k0 * sbk
     q = gl.allocate_shared_memory(gl.bfloat16, [BM, C], WIDE)
@@ -73,13 +75,16 @@ def prefix_narrow(
     if n > 0:
         row0 = gl.load(page) * 64
         mbarrier.expect(bar.index(0), (64 + BM) * (C + P) * 2)
-        tma.async_copy_global_to_shared(q_ropes, [line0, C], bar.index(0), qe)
         tma.async_copy_global_to_shared(ropes, [row0, C], bar.index(0), keb.index(0))
-        tma.async_copy_global_to_shared(q_latents, [line0, 0], bar.index(0), q)
         tma.async_copy_global_to_shared(latents, [row0, 0], bar.index(0), kb.index(0))
         if STAGES == 2:
             row1 = gl.load(page + 1, mask=n > 1, other=0) * 64
             fill(latents, ropes, row1, bar.index(1), kb.index(1), keb.index(1), C, P, n > 1)
+    if EARLY:
+        follow(pid)
+    if n > 0:
+        tma.async_copy_global_to_shared(q_ropes, [line0, C], bar.index(0), qe)
+        tma.async_copy_global_to_shared(q_latents, [line0, 0], bar.index(0), q)
     line = gl.arange(0, BM, LINE)
     sline = gl.arange(0, BM, gl.SliceLayout(0, SUM))
     scolumn = gl.arange(0, C, gl.SliceLayout(1, SUM))

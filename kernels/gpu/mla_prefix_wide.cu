@@ -3,7 +3,8 @@
 // the weights, the row sum's 64 terms a line. The other two have half of the output's columns each: what was summed
 // before times the maximum's change, then P V. In the matrix unit one block's left half of P V comes first, then the
 // next block's Q K^T, then the right half, beside that block's softmax. A page is refilled by halves, by whoever is
-// done with the half: the left one has come when Q K^T asks for it.
+// done with the half: the left one has come when Q K^T asks for it. `early`: all but the queries is older than the
+// kernel before this one, so the first pages come while that one runs.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -70,6 +71,9 @@ __device__ __forceinline__ void copy(const Map *map, int group, int row, u32 to,
         "[%0], [%1, {%2, %3, %4}], [%5];"
         :: "r"(to), "l"(map), "r"(0), "r"(row), "r"(group), "r"(bar) : "memory");
 }
+__device__ __forceinline__ void follow() {
+    asm volatile("griddepcontrol.wait; griddepcontrol.launch_dependents;" ::: "memory");
+}
 __device__ __forceinline__ void fence_mma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void drain() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
@@ -88,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) mla_prefix_wide(
     const __grid_constant__ Map q_half, const __grid_constant__ Map q_rope,  // boxes of four groups of columns, of one
     const __grid_constant__ Map half, const __grid_constant__ Map rope, const int *PAGES, const int *LENS,
     const int *ROWS, const int *WIDTHS, unsigned short *SUMS, float *SCALARS, float *OPEN, float *OPEN_SUMS,
-    int B, int G, int H, int stride, int SPLITS) {
+    int B, int G, int H, int stride, int SPLITS, int early) {
     extern __shared__ char raw[];
     const u32 base = ((u32)__cvta_generic_to_shared(raw) + 1023) & ~1023u;
     char *shared = raw + (base - (u32)__cvta_generic_to_shared(raw));
@@ -105,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) mla_prefix_wide(
         fence_proxy();
         list[128] = SPLITS;
     }
-    asm volatile("griddepcontrol.wait; griddepcontrol.launch_dependents;" ::: "memory");
+    if (!early) follow();
     if (t < B) {
         list[t] = ((ROWS[t + 1] - ROWS[t]) * H + 63) / 64;
         list[64 + t] = (LENS[t] / 64 + WIDTHS[t] / 64 - 1) / (WIDTHS[t] / 64);
@@ -124,7 +128,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) mla_prefix_wide(
         if (place < list[b] * chunks) break;
         place -= list[b] * chunks;
     }
-    if (b == B) return;
+    if (b == B) {
+        if (early) follow();
+        return;
+    }
     const int tile = place / chunks, k0 = place % chunks * share, k1 = min(list[64 + b], k0 + share);
     const int first = ROWS[b], sbk = WIDTHS[b] / 64, full = LENS[b] / 64;
     const int line0 = first * H + tile * 64, lines = (ROWS[b + 1] - first) * H - tile * 64;
@@ -134,6 +141,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) mla_prefix_wide(
 
     if (wg == 0) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 120;");
+        if (early) follow();
         float lc[32], s[32];
         float m0, m1;
         int it = 0;
@@ -241,14 +249,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) mla_prefix_wide(
             expect(HALF_(h, at), 4 * BOX);
             copy(&half, h * 4, slot, mine + at * PAGE, HALF_(h, at));
         };
-        if (asks) {
-            if (h == 0) {
-                expect(bars, PAGE);
-                copy(&q_rope, 8, line0, base + 8 * BOX, bars);
-                copy(&q_half, 0, line0, base, bars);
-                copy(&q_half, 4, line0, base + 4 * BOX, bars);
-            }
+        if (asks)
             for (int i = 0; i < min(2, n); i++) fill(i, page[i] * 64);
+        if (early) follow();
+        if (asks && h == 0) {
+            expect(bars, PAGE);
+            copy(&q_rope, 8, line0, base + 8 * BOX, bars);
+            copy(&q_half, 0, line0, base, bars);
+            copy(&q_half, 4, line0, base + 4 * BOX, bars);
         }
         __syncwarp();
         int next = asks && n > 2 ? page[2] : 0;

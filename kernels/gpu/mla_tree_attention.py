@@ -105,6 +105,7 @@ def mla_tree_attention(
     out: torch.Tensor,
     workspace: Workspace,
     form: Plan | None = None,
+    early: bool = False,
 ) -> None:
     """Writes out. Everything but shapes is read on the device: no host sync, no allocation, safe in a CUDA graph.
 
@@ -116,7 +117,8 @@ def mla_tree_attention(
     padding: whatever their q and ancestors hold, they come out as zeros. A sequence with more splits than the workspace
     has (prefix + rows > widths[b] * splits) comes out as NaN. A row with no bit set sees the prefix only; with an empty
     prefix it sees nothing and comes out as zeros. Slots that no row sees may hold anything, NaN too.
-    On a CPU the reference runs. `form`: another cut of the launch than `plan`'s, for tests and benches.
+    On a CPU the reference runs. `form`: another cut of the launch than `plan`'s, for tests and benches. `early`: the
+    launch before this one writes q alone, of all that is read here (kernels/gpu/follow.py).
     """
     rows, heads, _ = q.shape
     batch, latent = len(prefix_lens), out.shape[-1]
@@ -130,7 +132,7 @@ def mla_tree_attention(
         return
     processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     form = form or plan(rows, heads, batch, latent, page_table.shape[1], processors, has_wgmma(q.device))
-    launch(q, cache, (page_table, prefix_lens, row_start, widths), ancestors, out, workspace, form)
+    launch(q, cache, (page_table, prefix_lens, row_start, widths), ancestors, out, workspace, form, early)
 
 
 def launch(
@@ -141,6 +143,7 @@ def launch(
     out: torch.Tensor,
     workspace: Workspace,
     form: Plan,
+    early: bool = False,
 ) -> None:
     """The two kernels. `about`: page table, prefix lengths, first rows, widths."""
     rows, heads, width = q.shape
@@ -153,12 +156,12 @@ def launch(
         prefix_portable[grid](q, cache, *about, *states, *sizes, **fixed, num_warps=WARPS, launch_pdl=True)
     elif form.lines == 64:
         given = (*about, *states)
-        if form.gluon or not prefix_wide_cuda(q, cache, given, latent, form.programs, workspace.splits):
+        if form.gluon or not prefix_wide_cuda(q, cache, given, latent, form.programs, workspace.splits, early):
             boxes = descriptors(q, cache, latent, form.lines)
             prefix_wide[grid](*boxes, *given, *sizes, **fixed, num_warps=8, launch_pdl=True)
     else:
         boxes = descriptors(q, cache, latent, form.lines)
-        cut = {"BM": form.lines, "STAGES": form.stages}
+        cut = {"BM": form.lines, "STAGES": form.stages, "EARLY": early}
         prefix_narrow[grid](*boxes, *about, *states, *sizes, **fixed, **cut, num_warps=4, launch_pdl=True)
     whole = form.columns == latent
     warps = 8 if whole and latent == 512 else 4

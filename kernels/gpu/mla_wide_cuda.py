@@ -23,6 +23,7 @@ def prefix_wide_cuda(
     latent: int,
     programs: int,
     splits: int,
+    early: bool,
 ) -> bool:
     """Launches it and returns True; False where it is not there: other widths, no NVRTC, no card.
 
@@ -36,7 +37,7 @@ def prefix_wide_cuda(
         return False
     batch, stride = len(tensors[1]), tensors[0].stride(0)
     maps = [tensor_map(flat.view(-1, width), TILE, groups) for flat in (q, cache) for groups in (4, 1)]
-    sizes = map(c_int, (batch, programs, heads, stride, splits))
+    sizes = map(c_int, (batch, programs, heads, stride, splits, early))
     most = max(programs, rows * heads // TILE + batch)
     made.launch(most, [*maps, *(c_void_p(t.data_ptr()) for t in tensors), *sizes])
     return True

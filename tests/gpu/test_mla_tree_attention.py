@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.gpu.absorb import absorb
 from kernels.gpu.cuda import kernel
 from kernels.gpu.mla_reference import tree_attention_reference
 from kernels.gpu.mla_tree_attention import MOST_ROWS, Workspace, mla_tree_attention, most_splits, split_width
@@ -216,6 +217,41 @@ def test_a_graph_reads_lengths_trees_and_rows_on_the_device() -> None:
         out.fill_(float("nan"))
         graph.replay()
         assert same(out, attend(now))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=NAMES)
+def test_what_is_read_before_the_launch_before_has_ended(form) -> None:
+    """Each call's queries are written by the launch right before it, of a graph in which launches follow closely."""
+    b = batch([4000, 63, 700], [3, 16, 5], seed=13)
+    rows, heads, nope, turns = len(b.q), 8, 128, 40
+    random = torch.Generator("cuda").manual_seed(13)
+    query = torch.randn(turns, rows, heads, nope + 64, device="cuda", generator=random).bfloat16()
+    w = torch.randn(heads, 512, nope, device="cuda", generator=random).bfloat16() / 16
+    position = torch.arange(rows, dtype=torch.int32, device="cuda")
+    cos, sin = (torch.randn(rows, 32, device="cuda", generator=random) for _ in range(2))
+    workspace = Workspace(rows, heads, 512, 64)
+    about = b.cache, b.page_table, b.prefix_lens, b.row_start, b.ancestors, b.widths
+
+    def calls(early: bool) -> torch.Tensor:
+        q, out = torch.zeros_like(b.q), b.q.new_zeros(turns, rows, heads, 512)
+
+        def several() -> None:
+            for turn in range(turns):
+                absorb(query[turn], w, position, cos, sin, q, 0.05, early=True)
+                mla_tree_attention(q, *about, out[turn], workspace, form, early)
+
+        several()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            several()
+        out.fill_(float("nan"))
+        graph.replay()
+        return out
+
+    expected = calls(False)
+    assert torch.isfinite(expected).all()
+    assert same(calls(True), expected)
 
 
 LIVE = ["q", "page_table", "prefix_lens", "row_start", "ancestors", "widths"]
