@@ -18,7 +18,7 @@ import torch
 
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.batch import SequenceRows
-from kernels.gpu.mla_tree_attention import split_width
+from kernels.gpu.mla_tree_attention import MOST_ROWS, split_width
 from kernels.gpu.row_layout import DEEPEST, PAGE
 from kernels.sample import Law
 
@@ -177,6 +177,9 @@ def read(parts: Sequence[SequenceRows], vocab: int, positions: int, pages: int) 
         raise InvalidRequest("rows", len(parts), f"at most {MOST_SEQUENCES} sequences, on a CUDA device")
     tokens, parents, wanted = array("i"), array("i"), array("i")
     counts, straight, widths, places = list[int](), list[bool](), list[int](), list[Place]()
+    longest = max(
+        1, positions - MOST_ROWS
+    )  # as far as a width goes: no row of a tree stands past the model's positions
     for n, part in enumerate(parts):
         count, first = len(part.tokens), len(tokens)
         chain = _check(n, part, count, positions, pages)
@@ -188,7 +191,7 @@ def read(parts: Sequence[SequenceRows], vocab: int, positions: int, pages: int) 
                 counts.append(end - begin)
                 places.append(Place(at, part.pages))
                 straight.append(chain)
-                widths.append(prompt_width(at) if part.prompt else width_of(part.limit or positions))
+                widths.append(prompt_width(at) if part.prompt else width_of(min(part.limit or positions, longest)))
             wanted.extend(first + row for row in part.want_logits)
         except (OverflowError, TypeError) as error:
             raise InvalidRequest(f"rows[{n}]", str(error), "integers of 32 bits") from None

@@ -38,15 +38,17 @@ LONG = 1 << 16  # tokens, a tree's rows among them: from here on sessions have t
 def split_width(limit: int) -> int:
     """Keys a split, for a session of at most `limit` tokens (prompt + max_tokens): fixed at admission, stored with it.
 
-    The largest power of two that makes at least 32 splits, 64 of a long session; 64 where none does; never more than
-    `most_splits`. Narrow splits keep all processors busy when one session runs alone; wide ones write fewer sums when
-    many rows do. What the compromise costs either of them: docs/architecture.md.
+    The largest power of two that makes at least 32 splits, 64 where none does; of a long session the smallest that
+    makes at most 128. Narrow splits keep all processors busy when one session runs alone; wide ones write fewer sums
+    when many rows do. What the compromise costs either of them: docs/architecture.md.
     Raises ValueError for a limit below one.
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
     keys = limit + MOST_ROWS
-    return max(PAGE, 1 << (keys // (64 if keys >= LONG else 32)).bit_length() >> 1)
+    if keys >= LONG:
+        return 1 << (-(-keys // 128) - 1).bit_length()
+    return max(PAGE, 1 << (keys // 32).bit_length() >> 1)
 
 
 def most_splits(positions: int) -> int:

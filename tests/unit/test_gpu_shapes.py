@@ -114,6 +114,15 @@ def test_a_long_chunk_is_several_sequences() -> None:
     assert all(at // prompt_width(at) < MOST_PROMPT_SPLITS <= most_splits(at) for at in range(0, 1 << 18, 63))
 
 
+@pytest.mark.parametrize(
+    ("limit", "width"), [(131_008, 1024), (131_009, 2048), (262_080, 2048), (262_144, 2048), (0, 2048)]
+)
+def test_the_longest_sessions_of_a_model_have_narrow_splits(limit: int, width: int) -> None:
+    """Of 262,144 positions: a tree below the last of them has no row there."""
+    part = SequenceRows(0, range(8), [5, 6], (-1, 0), range(2), limit=limit)
+    assert read([part], 100, 1 << 18, PAGES).widths == [width]
+
+
 def test_no_chain_of_a_prompt_has_two_widths() -> None:
     """Wherever a chunk begins and ends, a row is cut with others of its width alone; steps of many take turns."""
     long = SequenceRows(16384 - 100, range(400), [7] * 9000, range(-1, 8999), [5, 8999], True)
