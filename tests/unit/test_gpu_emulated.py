@@ -1,4 +1,7 @@
-"""Gluon kernels' pieces against the kernels whose bits they have, without a GPU: as compiled, carried out in NumPy."""
+"""Gluon kernels without a GPU, as compiled and carried out in NumPy.
+
+Pieces against the kernels whose bits they have; portable attention against its reference and plain decoding.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.long
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(("what", "told"), [("norm", "3 products")])
+@pytest.mark.parametrize(
+    ("what", "told"), [pytest.param("norm", "3 products", marks=pytest.mark.long), ("attention", "4 trees")]
+)
 def test_the_bits_are_the_same(what: str, told: str) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", f"tests.gpu_emulate_{what}"]
