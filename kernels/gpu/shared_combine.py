@@ -19,7 +19,8 @@ from kernels.gpu.follow import ROOMY, followed
 from kernels.gpu.linear_held import follow_eagerly
 from kernels.gpu.shapes import check
 
-K, ROWS, COLUMNS, WARPS = 256, 16, 64, 4  # of a program
+K, SLOTS = 256, 8
+ROWS, COLUMNS, WARPS = 16, 64, 4  # of a program
 
 
 @gluon.jit
@@ -101,6 +102,9 @@ def combine_with_shared(
     rows, hidden = out.shape
     check("act", act, (rows, K), torch.bfloat16)
     check("w", w, (hidden, K), torch.bfloat16)
+    check("y", y, (rows * SLOTS, hidden), torch.bfloat16)
+    check("weights", weights, (rows, SLOTS), torch.float32)
+    check("chosen", chosen, (rows, SLOTS), torch.int32)
     check("out", out, (rows, hidden), torch.float32, torch.bfloat16)
     if hidden % COLUMNS:
         raise ValueError(f"out has {hidden} columns, a multiple of {COLUMNS} was expected")

@@ -28,9 +28,11 @@ from kernels.gpu import (
     plain_moe,
     rank_norm,
     rope,
+    route_silu,
     router,
     row_attention,
     row_layout,
+    shared_combine,
     silu_mul,
     topk_logprobs,
     tree_accept,
@@ -123,6 +125,14 @@ CASES: dict[str, tuple[Callable[..., object], dict[str, Any], set[str]]] = {
     "route": (router.route, {
         "logits": floats(R, E), "bias": floats(E), "slot": ints(R), "chosen": ints(R, K), "weights": floats(R, K),
         "normalise": True, "scale": 1.0,
+    }, set()),
+    "route_silu": (route_silu.route_silu, {
+        "logits": floats(R, E), "bias": floats(E), "slot": ints(R), "chosen": ints(R, K), "weights": floats(R, K),
+        "normalise": True, "scale": 1.0, "a": floats(R, 2 * H), "out": floats(R, H),
+    }, set()),
+    "shared_combine": (shared_combine.combine_with_shared, {
+        "act": floats(R, 256, of=HALF), "w": floats(128, 256, of=HALF), "y": floats(8 * R, 128, of=HALF),
+        "weights": floats(R, 8), "chosen": ints(R, 8), "out": floats(R, 128),
     }, set()),
     "expert_lists": (router.expert_lists, {"chosen": ints(R, K), "pairs": ints(E, R), "counts": ints(E)}, set()),
     "expert_tiles": (moe_tiles.expert_tiles, {
