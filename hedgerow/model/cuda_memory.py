@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_ranked import share_of
 from hedgerow.model.cuda_step_room import Room
 from hedgerow.model.cuda_weights import check_sizes
+from hedgerow.model.memory import USABLE
 from hedgerow.model.room import check_room
 from kernels.gpu.int4_moe_gemm import Workspace as Experts
 from kernels.gpu.int4_moe_gemm import supports
@@ -30,9 +32,12 @@ class Asked(NamedTuple):
 
 def check_device(folder: Path, c: K2Config, device: torch.device, asked: Asked, taps: int, shards: int = 1) -> None:
     """Raises ConfigError for a size that the GPU's ops have no code for, on one of `shards` ranks; CheckpointError
-    where weights, cache and what steps need are more than the device's free memory."""
+    where weights, cache and what steps need, or must be left to them, are more than the device's free memory."""
     check_sizes(c, folder / "config.json", shards)
     steps = step_bytes(c, taps, asked.rows, shards)
+    if asked.pages is None:  # what the cache must then leave free: asked for here, not when the weights have been read
+        kept = math.ceil((1 - USABLE) * torch.cuda.mem_get_info(device)[1])
+        steps = max(steps, step_bytes(c, taps, LEAST_ROWS, shards) + kept)
     check_room(folder, c, device, ranks=shards, pages=asked.pages, steps=steps)
 
 

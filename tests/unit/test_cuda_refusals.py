@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,17 +22,19 @@ from hedgerow.engine.rank_process import Spec, serve
 from hedgerow.engine.ranks import check_folder
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.config import K2Config
+from hedgerow.model.cuda_memory import LEAST_ROWS, Asked, check_device, step_bytes
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.loader import Checkpoint
-from hedgerow.model.memory import token
+from hedgerow.model.memory import USABLE, on_card, token
+from hedgerow.model.room import cache_pages
 from hedgerow.model.select import load_target
 from hedgerow.weights.convert import convert
 from hedgerow.weights.published import MINI
 from hedgerow.weights.rehearse import write
 from services.verifier.agreement import Wanted
 from services.verifier.config import VerifierServiceConfig
-from services.verifier.ranks import load_ranks
+from services.verifier.ranks import load_ranks, rows_of
 from services.verifier.service import load as load_group
 
 SMALL = dataclasses.replace(MINI, layers=2, vocab=512, experts=4, top_k=2)
@@ -99,12 +103,15 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kimi"
 
 
+def given(folder: Path) -> dict[str, Any]:
+    return {"listen": "127.0.0.1:0", "model_path": folder, "model_name": "m", "device": "cuda"}
+
+
 def load(folder: Path, ranks: int, pages: int | None = None) -> None:
     if ranks == 1:
         load_target(folder, (0, 1), device="cuda", pages=pages)
         return
-    given: dict[str, Any] = {"listen": "127.0.0.1:0", "model_path": folder, "model_name": "m", "device": "cuda"}
-    load_ranks(VerifierServiceConfig(**given, tensor_parallel=ranks, cache_pages=pages), (0, 1))
+    load_ranks(VerifierServiceConfig(**given(folder), tensor_parallel=ranks, cache_pages=pages), (0, 1))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -128,13 +135,33 @@ def test_too_little_memory_is(folder: Path, monkeypatch: pytest.MonkeyPatch, ran
     assert (no.value.file, no.value.actual) == (folder, f"{cache / 1e9:.1f} GB")
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_memory_of_which_no_page_could_be_taken_is_too_little(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """Without a number of pages a part of the card stays free: it was asked for when the weights had been read."""
+    c, total = K2Config.from_folder(folder), 1 << 40
+    rows = step_bytes(c, 2, LEAST_ROWS, ranks)
+    needed = on_card(c, ranks) + 64 * token(c) + rows + math.ceil((1 - USABLE) * total)
+    free = [needed - 1]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free[0], total))
+    with pytest.raises(CheckpointError, match="GB of free memory on cuda:0") as no:
+        load(folder, ranks)
+    assert no.value.actual == f"{free[0] / 1e9:.1f} GB"
+    free[0] = needed
+    check_device(folder, c, torch.device("cuda", 0), Asked(rows_of(VerifierServiceConfig(**given(folder)))), 2, ranks)
+    left: Any = SimpleNamespace(config=c, architecture="cuda-bfloat16")
+    free[0] = needed - on_card(c, ranks) - rows  # as it is when they have been
+    assert cache_pages(left, None, 1000) == 1
+
+
 def test_too_little_memory_of_another_ranks_device_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one's was looked at alone: another that was in use ran out of memory amid loading."""
     free = {0: 1 << 40, 1: 1000}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[torch.device(device).index], 1 << 40))
     monkeypatch.setattr(torch.cuda, "set_device", lambda place: None)
     monkeypatch.setattr("kernels.collectives.connect", lambda *given, **named: pytest.fail("the ranks met"))
-    given: dict[str, Any] = {
+    spec: dict[str, Any] = {
         "folder": str(folder), "ranks": 2, "address": "127.0.0.1", "patience": 1.0, "threads": 1, "backend": "nccl",
         "parent": os.getpid(), "cores": [], "engine": "cuda", "feature_layers": [0], "tell_hash": False,
         "room": (64, 500),
@@ -142,9 +169,9 @@ def test_too_little_memory_of_another_ranks_device_is(folder: Path, monkeypatch:
     monkeypatch.setattr("hedgerow.engine.rank_process.bind", lambda *_: None)
     monkeypatch.setattr("hedgerow.engine.rank_process._node", lambda spec: None)
     with pytest.raises(CheckpointError, match=r"GB of free memory on cuda:1, .* \(500 pages .* for steps"):
-        serve(Spec(**given, rank=1, place=(1, 2)), lambda line: None)
+        serve(Spec(**spec, rank=1, place=(1, 2)), lambda line: None)
     with pytest.raises(pytest.fail.Exception, match="the ranks met"):
-        serve(Spec(**given, rank=0, place=(0, 2)), lambda line: None)
+        serve(Spec(**spec, rank=0, place=(0, 2)), lambda line: None)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -153,9 +180,8 @@ def test_a_file_of_any_rank_is(folder: Path, tmp_path: Path, device: str) -> Non
     convert(folder, tmp_path / "two", 2, lambda line: None)
     file = tmp_path / "two" / "rank-01-of-02.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
-    given: dict[str, Any] = {"listen": "127.0.0.1:0", "model_path": tmp_path / "two", "model_name": "m"}
     with pytest.raises(CheckpointError, match="bytes") as refused:
-        load_ranks(VerifierServiceConfig(**given, device=device, tensor_parallel=2), (0, 1))
+        load_ranks(VerifierServiceConfig(**given(tmp_path / "two") | {"device": device}, tensor_parallel=2), (0, 1))
     assert refused.value.file == file
     with pytest.raises(CheckpointError, match="bytes"):
         check_folder(tmp_path / "two", range(1, 2), 2)
@@ -165,7 +191,6 @@ def test_a_file_of_any_rank_is(folder: Path, tmp_path: Path, device: str) -> Non
 def test_small_files_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were read when the weights had been."""
     monkeypatch.setattr("services.verifier.service.load_target", lambda *given, **named: pytest.fail("loading began"))
-    given: dict[str, Any] = {"listen": "127.0.0.1:0", "model_path": folder, "model_name": "m"}
     for name, text in (
         ("generation_config.json", '{"top_p": 2}'),
         ("tokenizer_config.json", "{"),
@@ -173,7 +198,7 @@ def test_small_files_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         (folder / name).write_text(text)
         with pytest.raises(InvalidRequest, match=name):
-            load_group(VerifierServiceConfig(**given), Wanted("hidden", ()))
+            load_group(VerifierServiceConfig(**given(folder) | {"device": "cpu"}), Wanted("hidden", ()))
 
 
 def test_what_ranks_cannot_share_is(folder: Path) -> None:
