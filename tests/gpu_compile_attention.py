@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.gpu import mla_prefill_attention, mla_tree_attention
+from kernels.gpu import mla_tree_attention
 from kernels.gpu.mla_tree_attention import Plan, Workspace
 from tests.gpu_compile import SHARED, compiled
 
@@ -30,16 +30,13 @@ def calls(latent: int, rope: int, batch: int, splits: int, hopper: bool) -> list
     def tree(form: Plan) -> Callable[[], object]:
         return lambda: mla_tree_attention.launch(q, cache, about, masks, out, workspace, form)
 
-    def prefill(portable: bool) -> Callable[[], object]:
-        return lambda: mla_prefill_attention.launch(q, cache, table, lens, starts, out, portable)
-
-    portable = [tree(Plan(16, 0, 132, columns)) for columns in (64, latent)] + [prefill(True)]
+    portable = [tree(Plan(16, 0, 132, columns)) for columns in (64, latent)]
     if not hopper:
         return portable
     if batch == 1:
         return [tree(Plan(16, 1, 264, 64)), *portable]
     forms = [Plan(16, 2, 132, 64), Plan(64, 2, 132, latent)]
-    return [*(tree(form) for form in forms), prefill(False)]
+    return [tree(form) for form in forms]
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from bench.fast_tree import cut_of, fast_tree
 from bench.kernel_cells import Call, Cell, Work
 from bench.peer_tree import tail_merge
 from bench.tree_baseline import per_head
-from kernels.gpu.mla_prefill_attention import mla_prefill_attention
-from kernels.gpu.mla_reference import prefill_attention_reference, tree_attention_reference
-from kernels.gpu.mla_tree_attention import Plan, Workspace, mla_tree_attention, plan, split_width
+from hedgerow.model.cuda_plan import prompt_width
+from kernels.gpu.mla_reference import tree_attention_reference
+from kernels.gpu.mla_tree_attention import MOST_ROWS, Plan, Workspace, mla_tree_attention, plan, split_width
 
 HEADS, LATENT, ROPE = 8, 512, 64
 WIDTH = LATENT + ROPE
@@ -225,33 +225,35 @@ def baseline_cell(length: int, rows: int) -> Cell:
     return Cell("mla_tree_attention", shape(1, length, rows), need, make, need.read, "baseline per head", most_sets=8)
 
 
-def prefill_cell(length: int, rows: int) -> Cell:
-    """`rows` rows behind `length` cached ones."""
-    pages = -(-(length + rows) // 64)
+def prompt_cell(length: int, rows: int) -> Cell:
+    """`rows` rows of a prompt behind `length` cached ones: chains of at most a tree's rows, one behind the other."""
+    pages, chains = -(-(length + rows) // 64), rows // MOST_ROWS
+    prefixes = [length + MOST_ROWS * n for n in range(chains)]
 
     def make() -> Call:
-        table = torch.randperm(POOL, device="cuda")[:pages].to(torch.int32).view(1, pages)
+        table = torch.randperm(POOL, device="cuda")[:pages].to(torch.int32).repeat(chains, 1)
         q = torch.randn(rows, HEADS, WIDTH, device="cuda").bfloat16() / math.sqrt(192)
-        lens = torch.tensor([length], dtype=torch.int32, device="cuda")
-        starts = torch.tensor([0, rows], dtype=torch.int32, device="cuda")
-        out = torch.empty(rows, HEADS, LATENT, dtype=torch.bfloat16, device="cuda")
+        lens = torch.tensor(prefixes, dtype=torch.int32, device="cuda")
+        starts = torch.arange(chains + 1, dtype=torch.int32, device="cuda") * MOST_ROWS
+        widths = torch.tensor([prompt_width(at) for at in prefixes], dtype=torch.int32, device="cuda")
+        one = torch.tensor([(2 << row) - 1 for row in range(63)] + [-1], device="cuda")
+        paths, out = one.repeat(chains), torch.empty(rows, HEADS, LATENT, dtype=torch.bfloat16, device="cuda")
+        space = workspace(rows, 64)
 
         def run() -> None:
-            mla_prefill_attention(q, pool(), table, lens, starts, out)
+            mla_tree_attention(q, pool(), table, lens, starts, paths, widths, out, space)
 
         def check() -> None:
-            some = slice(rows - 64, rows)
-            expected = prefill_attention_reference(
-                q[some], pool(), table, lens + rows - 64, starts.clamp(max=64), LATENT
-            )
-            close(out[some], expected)
+            last = slice(rows - MOST_ROWS, rows)
+            given = table[:1], lens[-1:], starts[:2], one
+            close(out[last], tree_attention_reference(q[last], pool(), *given, LATENT))
 
         return Call(run, [out], check)
 
     read = (length + rows) * WIDTH * 2 + rows * HEADS * WIDTH * 2
     flops = 2.0 * rows * HEADS * (WIDTH + LATENT) * (length + rows / 2)
     need = Work(read, rows * HEADS * LATENT * 2, flops)
-    return Cell("mla_prefill_attention", f"L={length} rows={rows}", need, make, read, most_sets=24)
+    return Cell("mla_tree_attention", f"prompt L={length} rows={rows}", need, make, read, most_sets=24)
 
 
 def shape(batch: int, length: int, rows: int) -> str:
@@ -275,4 +277,4 @@ def cells() -> Iterator[Cell]:
         if (batch, length, rows) == (1, 32768, 32):
             yield baseline_cell(length, rows)
     for length, rows in [(0, 2048), (8192, 512), (8192, 2048), (32768, 2048)]:
-        yield prefill_cell(length, rows)
+        yield prompt_cell(length, rows)

@@ -1,4 +1,4 @@
-"""What both attention launchers need on the host: checks of the arguments, and descriptors for the copy engine."""
+"""What the launcher of attention needs on the host: checks of the arguments, and descriptors for the copy engine."""
 
 from __future__ import annotations
 

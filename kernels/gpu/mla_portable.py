@@ -1,16 +1,15 @@
-"""The attention kernels for cards without Hopper's matrix unit: mma.sync and cp.async, under 99 KB of shared memory.
+"""The prefix for cards without Hopper's matrix unit: mma.sync and cp.async, under 99 KB of shared memory.
 
 Tiles of 16 lines, keys on the M side as in mla_prefix_narrow.py (S^T = K Q^T, O^T += V^T P^T), one page in shared
-memory at a time. `prefix_portable` is made to have the bits of prefix_narrow and prefix_wide: products agree between
-matrix units, a maximum has no order, row sums are in fixed point. `prefill_portable` has bits of its own: its row sum
-is a float sum.
+memory at a time. It is made to have the bits of prefix_narrow and prefix_wide: products agree between matrix units, a
+maximum has no order, row sums are in fixed point.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
-from kernels.gpu.mla_device import LOG2E, LOWEST, MASKED, follow, portion, real_column, row_sum, tile_of
+from kernels.gpu.mla_device import LOG2E, LOWEST, follow, portion, real_column, row_sum
 
 LINES = 16  # a tile
 WARPS = 4
@@ -123,57 +122,3 @@ def prefix_portable(
     unfinished = (line < lines) & (n % sbk != 0)
     gl.store(OPEN + line0 * 64 + line[None, :] * 64 + key[:, None], lc, mask=unfinished[None, :])
     gl.store(OPEN_SUMS + line0 * C + line[None, :] * C + column[:, None], acc, mask=unfinished[None, :])
-
-
-@gluon.jit(do_not_specialize=["B", "lines", "H", "pt_stride"])
-def prefill_portable(
-    Q,
-    CACHE,
-    PAGES,
-    LENS,
-    ROWS,
-    OUT,
-    B,
-    lines,
-    H,
-    pt_stride,
-    C: gl.constexpr,
-    P: gl.constexpr,
-    BP: gl.constexpr,
-):
-    LATENT: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    ROPE: gl.constexpr = gl.NVMMASharedLayout(2 * P, 16, rank=2)
-    M: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
-    pid = gl.program_id(0)
-    follow(pid)
-    # long tiles first: the last program has the last tile
-    b, tile, line0, count, prefix = tile_of(gl.num_programs(0) - 1 - pid, ROWS, LENS, B, H, lines, 16, BP, 4)
-    left = count - tile * 16  # lines of this tile and of those after it
-    last = prefix + (tile * 16 + gl.minimum(left, 16) - 1) // H  # position of the last line
-    n = gl.where(left > 0, last // 64 + 1, 0)
-    sQ = gl.allocate_shared_memory(gl.bfloat16, [16, C], LATENT)
-    sQe = gl.allocate_shared_memory(gl.bfloat16, [16, P], ROPE)
-    sK = gl.allocate_shared_memory(gl.bfloat16, [64, C], LATENT)
-    sKe = gl.allocate_shared_memory(gl.bfloat16, [64, P], ROPE)
-    sP = gl.allocate_shared_memory(gl.bfloat16, [16, 64], LATENT)
-    line = gl.arange(0, 16, gl.SliceLayout(0, M))
-    column = gl.arange(0, C, gl.SliceLayout(1, M))
-    key = gl.arange(0, 64, gl.SliceLayout(1, M))
-    position = prefix + (tile * 16 + line) // H
-    target = OUT + line0.to(gl.int64) * C + line[None, :] * C + column[:, None]
-    acc = gl.zeros([C, 16], gl.float32, M)
-    if n > 0:
-        m = gl.full([16], LOWEST, gl.float32, gl.SliceLayout(0, M))
-        lc = gl.zeros([64, 16], gl.float32, M)
-        _ask(Q, line0, left, sQ, sQe, C, P)
-        for i in range(n):
-            # what was not written yet is not read: 0 times NaN is NaN
-            _ask(CACHE, gl.load(PAGES + b * pt_stride + i).to(gl.int64) * 64, last + 1 - i * 64, sK, sKe, C, P)
-            s = _scores(sQ, sQe, sK, sKe, M, C)
-            s = gl.where(i * 64 + key[:, None] <= position[None, :], s, MASKED)
-            m, lc, acc = _weigh(s, m, lc, acc, sP, sK, M)
-        scale = 1.0 / gl.sum(lc, 0)
-        gl.store(target, (acc * scale[None, :]).to(gl.bfloat16), mask=(line < left)[None, :])
-    else:
-        # a tile of padding, or none at all
-        gl.store(target, acc.to(gl.bfloat16), mask=(line < -left)[None, :])

@@ -35,24 +35,6 @@ def tree_attention_reference(
     return out
 
 
-def prefill_attention_reference(
-    q: torch.Tensor,
-    cache: torch.Tensor,
-    page_table: torch.Tensor,
-    prefix_lens: torch.Tensor,
-    row_start: torch.Tensor,
-    latent: int,
-) -> torch.Tensor:
-    """The same with every sequence's rows a chain, of any length."""
-    out = q.new_zeros(*q.shape[:2], latent, dtype=torch.float32)
-    starts = row_start.tolist()
-    for b, prefix in enumerate(prefix_lens.tolist()):
-        rows, count = slice(starts[b], starts[b + 1]), starts[b + 1] - starts[b]
-        sees = torch.ones(count, count, dtype=torch.bool, device=q.device).tril()
-        out[rows] = _attend(q[rows], cached(cache, page_table[b], prefix + count), prefix, sees, latent)
-    return out
-
-
 def cached(cache: torch.Tensor, pages: torch.Tensor, count: int) -> torch.Tensor:
     """Slots 0 .. count-1 of one sequence, [count, W]."""
     slots = torch.arange(count, device=cache.device)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.gpu.mla_prefill_attention import mla_prefill_attention
 from kernels.gpu.mla_tree_attention import Plan, Workspace, mla_tree_attention
 
 NARROW, NARROW_2, WIDE = Plan(16, 1, 264, 64), Plan(16, 2, 132, 64), Plan(64, 2, 132, 64)
@@ -100,12 +99,6 @@ def attend(b: Batch, form: Plan | None = None, splits: int = 64) -> torch.Tensor
     mla_tree_attention(
         b.q, b.cache, b.page_table, b.prefix_lens, b.row_start, b.ancestors, b.widths, out, workspace, form
     )
-    return out
-
-
-def prefill(b: Batch, portable: bool = False) -> torch.Tensor:
-    out = torch.full((*b.q.shape[:2], b.latent), float("nan"), dtype=torch.bfloat16, device="cuda")
-    mla_prefill_attention(b.q, b.cache, b.page_table, b.prefix_lens, b.row_start, out, portable)
     return out
 
 

@@ -18,8 +18,7 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.gpu.mla_device import real_column
-from kernels.gpu.mla_prefill_attention import mla_prefill_attention
-from kernels.gpu.mla_reference import cached, prefill_attention_reference, tree_attention_reference
+from kernels.gpu.mla_reference import cached
 from kernels.gpu.mla_tree_attention import (
     LONG,
     MOST_ROWS,
@@ -75,13 +74,6 @@ def test_the_reference_is_softmax_over_what_a_row_sees() -> None:
     assert not given["out"][5:].any()
 
 
-def test_a_chain_is_the_same_for_both_references() -> None:
-    given = arguments(ancestors=torch.tensor([1, 3, 7, 1, 3, -1, -1]))
-    shared = [given[name] for name in ("q", "cache", "page_table", "prefix_lens", "row_start")]
-    tree = tree_attention_reference(*shared, given["ancestors"], LATENT)
-    assert torch.equal(prefill_attention_reference(*shared, LATENT), tree)
-
-
 def test_what_no_row_sees_may_hold_anything() -> None:
     given = arguments()
     mla_tree_attention(**given)
@@ -130,18 +122,6 @@ def test_other_widths_of_the_model_are_refused() -> None:
     given = arguments(out=torch.zeros(7, HEADS, 96, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="must have one of the widths"):
         mla_tree_attention(**given)
-
-
-def test_prefill_checks_and_computes_too() -> None:
-    given = arguments()
-    names = ("q", "cache", "page_table", "prefix_lens", "row_start", "out")
-    with pytest.raises(ValueError, match=r"^cache must be contiguous"):
-        mla_prefill_attention(
-            *(given[name] for name in names[:1]), given["cache"].mT.contiguous().mT, *(given[n] for n in names[2:])
-        )
-    mla_prefill_attention(*(given[name] for name in names))
-    assert torch.isfinite(given["out"]).all()
-    assert not given["out"][5:].any()
 
 
 @pytest.mark.parametrize("limit", [1, 63, 64, 65, 2048, 4095, 4096, 33792, 65471])
