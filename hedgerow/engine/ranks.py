@@ -215,8 +215,12 @@ class RankGroup:
             try:
                 self._start()
                 self._listen()
+            except Unavailable:
+                raise
             except OSError as error:
                 self.lose(f"a rank cannot be started: {error}")
+            except Exception as error:  # noqa: BLE001  who waits for this thread would do so for ever
+                self.lose(f"nobody watches the ranks: {type(error).__name__}: {error}")
 
     def _listen(self) -> None:
         """Until a rank is lost, or the group ends."""

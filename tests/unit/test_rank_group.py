@@ -284,6 +284,17 @@ def test_what_does_not_divide_is_refused_before_a_rank_is_started(
         RankGroup(folder, 3)
 
 
+def test_a_group_that_nobody_watches_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its watcher did not expect ended the thread, and whoever loaded waited for ever."""
+    lost: list[str] = []
+    monkeypatch.setattr(RankGroup, "_listen", lambda group: [][0])
+    made = RankGroup(folder, 2, on_lost=lost.append)
+    with pytest.raises(Unavailable, match="nobody watches the ranks: IndexError"):
+        made.load()
+    assert len(lost) == 1
+    assert not any(map(alive, made.pids))
+
+
 def test_a_rank_that_cannot_load_is_told_of(folder: Path, tmp_path: Path) -> None:
     """Its folder is gone by the time it gets there."""
     moved = tmp_path / "moved"
