@@ -36,6 +36,9 @@ class Attention(Program):
             self.ask(operands, np.ones(self.threads, bool) if mask is None else mask)
         elif op[0] in ("ldmatrix", "stmatrix"):
             self.matrix(op, operands)
+        elif op[:3] == ["shfl", "sync", "idx"]:
+            lane = np.arange(self.threads) // 32 * 32 + (self.get(operands[2], "u32") & 31)
+            self.put(operands[0].split("|")[0], self.get(operands[1], "b32")[lane], mask)
         elif op[0] == "popc":
             bits = self.get(operands[1], "u64").view(np.uint8).reshape(-1, 8)
             self.put(operands[0], np.unpackbits(bits, axis=1).sum(1).astype(np.uint32), mask)

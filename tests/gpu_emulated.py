@@ -42,8 +42,12 @@ class Program:
         self.registers = dict[str, Lanes]()
         self.shared = np.zeros(1 << 18, np.uint8)
         self.at, whole, bases = 256, [np.zeros(256, np.uint8)], list[Any]()
+        places = dict[int, int]()  # of what is given twice, as an output that is also an input
         for argument in arguments:
-            if isinstance(argument, np.ndarray):
+            if isinstance(argument, np.ndarray) and argument.ctypes.data in places:
+                bases.append(places[argument.ctypes.data])
+            elif isinstance(argument, np.ndarray):
+                places[argument.ctypes.data] = self.at
                 bases.append(self.at)
                 room = -(-argument.nbytes // 256) * 256 + 256
                 whole.append(np.zeros(room, np.uint8))

@@ -1,6 +1,7 @@
 """Gluon kernels without a GPU, as compiled and carried out in NumPy.
 
-Pieces against the kernels whose bits they have; portable attention against its reference and plain decoding.
+Pieces against the kernels whose bits they have; portable attention and
+INT4 experts against their references, and rows alone against rows among others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("what", "told"), [pytest.param("norm", "3 products", marks=pytest.mark.long), ("attention", "4 trees")]
+    ("what", "told"),
+    [
+        pytest.param("norm", "3 products", marks=pytest.mark.long),
+        pytest.param("moe", "2 steps", marks=pytest.mark.long),
+        ("attention", "4 trees"),
+    ],
 )
 def test_the_bits_are_the_same(what: str, told: str) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
