@@ -92,7 +92,7 @@ def test_a_build_that_fails_leaves_the_work_to_triton(
 
 def test_tensors_without_a_card_are_left_to_others() -> None:
     q = torch.zeros(2, 8, 576, dtype=torch.bfloat16)
-    assert not mla_wide_cuda.prefix_wide_cuda(q, q, [q] * 8, 512, 132, 64)
+    assert not mla_wide_cuda.prefix_wide_cuda(q, q, [q] * 8, 512, 132, 64, early=False)
 
 
 @pytest.mark.parametrize("source", cuda.SOURCES)
