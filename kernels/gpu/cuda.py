@@ -22,7 +22,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 BUILDS = HERE.parents[1] / ".hedgerow" / "cuda"
-SOURCES = ("mla_prefix_wide",)
+SOURCES = ("mla_prefix_wide", "moe_many")
 OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17")
 SHARED_LIMIT, SERIALIZED = 8, 6  # CUfunction_attribute; CUlaunchAttributeID
 BFLOAT16, SWIZZLE_128B = 9, 3  # CUtensorMapDataType, CUtensorMapSwizzle
@@ -73,14 +73,23 @@ class Kernel(NamedTuple):
 
 
 @cache
-def kernel(source: str, device: int, threads: int, shared: int) -> Kernel | None:
-    """Of <source>.cu on this device; None where there is none. The first time not while a graph is captured."""
+def kernel(source: str, device: int, threads: int, shared: int, name: str = "") -> Kernel | None:
+    """`name`, or what is called as it, of <source>.cu on this device; None where there is none.
+
+    The first time not while a graph is captured.
+    """
     try:
-        code = build(source)
-        return None if code is None else _load(code, source, device, threads, shared)
+        code = _code(source)
+        return None if code is None else _load(code, name or source, device, threads, shared)
     except RuntimeError as error:
         log.warning("%s; the Triton form of %s is used, which is slower", error, source)
         return None
+
+
+@cache
+def _code(source: str) -> bytes | None:
+    """What several kernels of one source share."""
+    return build(source)
 
 
 def _load(code: bytes, name: str, device: int, threads: int, shared: int) -> Kernel:

@@ -2,7 +2,7 @@
 
 gate_up's four chains (K columns 64 c .. 64 c + 63 of every 256) come one after another, not from four warps side by
 side. Their sum waits in shared memory: ((c0 + c1) + c2) + c3, from -0, to which every float adds as itself. down has
-one chain.
+one chain. On Hopper both have a form in CUDA C++ (moe_many.cu), which serves where it can be built.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from kernels.gpu.moe_many import (
     starts_of,
     zeros_of,
 )
+from kernels.gpu.moe_many_cuda import many_cuda
 from kernels.gpu.moe_pack import Ordered
 from kernels.gpu.moe_tiles import Tiles
 
@@ -234,9 +235,16 @@ def many(
     **how: Any,
 ) -> None:
     """Fills hidden and y for all pairs of `tiles`. starts: room for H / 32 floats a row."""
+    made = many_cuda(x.device)
     rows, most = len(x), len(tiles.expert)
-    words_of_x, words, whole = x.view(torch.int32), hidden.view(torch.int32), {"H": H, **how}
-    group_starts[(triton.cdiv(rows, 8), H // 256)](words_of_x, starts, rows, K=H, **how)
-    gate_up_many[(2, most)](words_of_x, starts, *gate_up, hidden, *tiles, **whole)
-    group_starts[(rows, 1)](words, starts, rows * 8, K=256, **how)
-    down_many[(H // 256 // OWN, most)](words, starts, *down, y.view(torch.int32), *tiles, OWN=OWN, **whole)
+    xs, hs, ys = (tensor.view(torch.int32) for tensor in (x, hidden, y))
+    group_starts[(triton.cdiv(rows, 8), H // 256)](xs, starts, rows, K=H, **how)
+    if made is not None:
+        made.gate_up(x, starts, gate_up, hidden, tiles)
+    else:
+        gate_up_many[(2, most)](xs, starts, *gate_up, hidden, *tiles, H=H, **how)
+    group_starts[(rows, 1)](hs, starts, rows * 8, K=256, **how)
+    if made is not None:
+        made.down(hidden, starts, down, y, tiles)
+    else:
+        down_many[(H // 256 // OWN, most)](hs, starts, *down, ys, *tiles, H=H, OWN=OWN, **how)
