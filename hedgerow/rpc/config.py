@@ -6,7 +6,8 @@ default is required. Fields carry their limits where they are defined:
     budget: int = dataclasses.field(default=8, metadata={"min": 0, "max": 63, "help": "most nodes of a tree"})
 
 Known metadata: `min` and `max` (inclusive), `choices`, `help`, `secret` (the value is never shown), `live` (it may
-change while the process runs: `overlaid` reads such fields from a file).
+change while the process runs: `overlaid` reads such fields from a file), `address` (one or several of host:port: gRPC
+takes a port modulo 65536, so one that there is not is refused here).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hedgerow.errors import HedgerowError
 
 PREFIX = "HEDGEROW_"
 MOST_BYTES = 16 << 20  # of a file of settings or keys
+MOST_PORT = 65535
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 Config = TypeVar("Config")
@@ -163,7 +165,17 @@ def _parse(variable: str, text: str, hint: Any, metadata: Mapping[str, Any]) -> 
     size = len(value) if isinstance(value, str) else value
     if (low is not None and size < low) or (high is not None and size > high):
         raise ConfigError(variable, shown, _range(low, high, of_length=isinstance(value, str)))
+    if metadata.get("address") and not all(map(_port_exists, text.split(","))):
+        raise ConfigError(variable, shown, f"its port must be in [0, {MOST_PORT}]")
     return value
+
+
+def _port_exists(address: str) -> bool:
+    """Of host:port, [host]:port or host; what else an address may be is left to who uses it."""
+    try:
+        return 0 <= int(address.rpartition(":")[2]) <= MOST_PORT
+    except ValueError:
+        return True
 
 
 def _unwrap(hint: Any) -> tuple[Any, bool]:

@@ -46,10 +46,12 @@ log = get_log(__name__)
 class ServerConfig(TlsConfig, TracingConfig):
     """What every service takes; a service's own configuration extends it."""
 
-    listen: str = field(default="127.0.0.1:0", metadata={"help": "address of the service; port 0 takes a free one"})
+    listen: str = field(
+        default="127.0.0.1:0", metadata={"address": True, "help": "address of the service; port 0 takes a free one"}
+    )
     admin_listen: str = field(
         default="127.0.0.1:0",
-        metadata={"help": "address of health, status and reflection; port 0 takes a free one"},
+        metadata={"address": True, "help": "address of health, status and reflection; port 0 takes a free one"},
     )
     grace: float = field(
         default=10.0,
@@ -72,7 +74,8 @@ class ServerConfig(TlsConfig, TracingConfig):
     metrics_address: str | None = field(
         default=None,
         metadata={
-            "help": "host:port at which GET /metrics answers Prometheus; HTTPS as the admin port; empty: nowhere"
+            "address": True,
+            "help": "host:port at which GET /metrics answers Prometheus; HTTPS as the admin port; empty: nowhere",
         },
     )
     public_reflection: bool = field(default=False, metadata={"help": "reflection on the service's port too"})

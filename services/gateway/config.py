@@ -24,8 +24,8 @@ class GatewayConfig(ServerConfig):
     tls_client_certs: bool = field(
         default=False, metadata={"help": "with tls_cert: clients must show a certificate of tls_ca"}
     )
-    verifier: str = field(metadata={"help": "addresses of the verifiers, comma-separated"})
-    kvstore: str = field(metadata={"help": "addresses of the kvstore's replicas, comma-separated"})
+    verifier: str = field(metadata={"address": True, "help": "addresses of the verifiers, comma-separated"})
+    kvstore: str = field(metadata={"address": True, "help": "addresses of the kvstore's replicas, comma-separated"})
     model_path: Path = field(metadata={"help": "folder with config.json, tiktoken.model and tokenizer_config.json"})
     chat_template: str = field(
         default=AUTO,

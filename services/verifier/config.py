@@ -22,15 +22,17 @@ class VerifierServiceConfig(ComputingConfig):
     health_listen: str | None = field(
         default=None,
         metadata={
+            "address": True,
             "help": "address at which a process of its own, without the model and without a device, answers health as "
-            "well, also while this one hangs; TLS as on the admin port; empty: none"
+            "well, also while this one hangs; TLS as on the admin port; empty: none",
         },
     )
     drafter: str | None = field(
         default=None,
         metadata={
+            "address": True,
             "help": "address of the drafter; in-process: drafter_path's, which is then computed here; empty: plain "
-            "decoding"
+            "decoding",
         },
     )
     feature_layers: str = field(
@@ -109,21 +111,24 @@ class VerifierServiceConfig(ComputingConfig):
     group_listen: str | None = field(
         default=None,
         metadata={
+            "address": True,
             "help": "host:port at which the first host of several lets the others in; mutual TLS where tls_cert is "
-            "given"
+            "given",
         },
     )
     group_leader: str | None = field(
         default=None,
         metadata={
+            "address": True,
             "help": "host:port by which the others reach it, for which its certificate must be; the first one takes no "
-            "notice"
+            "notice",
         },
     )
     group_address: str | None = field(
         default=None,
         metadata={
-            "help": "address of this host for the ranks of the others; empty: the one between it and the first host"
+            "address": True,
+            "help": "address of this host for the ranks of the others; empty: the one between it and the first host",
         },
     )
     group_secret: str = field(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass, field
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from pathlib import Path
 
 import pytest
 
-from hedgerow.rpc.config import ConfigError, describe, from_env, from_env_or_exit, to_env
+from hedgerow.rpc.config import ConfigError, describe, from_env, from_env_or_exit, to_env, variable_of
 from hedgerow.rpc.server import ServerConfig
+from services.gateway.config import GatewayConfig
+from services.verifier.config import VerifierServiceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,3 +115,25 @@ def test_description_names_every_variable_default_and_limit() -> None:
     assert rows["HEDGEROW_BUDGET"] == ("8", "most nodes of a tree; must be in [0, 63]")
     assert rows["HEDGEROW_MODEL_PATH"][0] == "required"
     assert "HEDGEROW_GRACE" in rows
+
+
+ADDRESSES = {
+    VerifierServiceConfig: ("listen", "admin_listen", "metrics_address", "health_listen", "drafter", "group_listen"),
+    GatewayConfig: ("listen", "verifier", "kvstore"),
+}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:65536", "127.0.0.1:99999", "[::1]:70000", "h:-1", "a:1,b:65537"])
+def test_a_port_that_there_is_not_is_refused(address: str) -> None:
+    """gRPC would listen, or connect, at that port modulo 65536."""
+    for config, names in ADDRESSES.items():
+        needed = {variable_of(each.name): "x" * 16 for each in fields(config) if each.default is MISSING}
+        for name in names:
+            with pytest.raises(ConfigError, match=rf"HEDGEROW_{name.upper()}: .*its port must be in \[0, 65535\]"):
+                from_env(config, needed | {variable_of(name): address})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "host:65535", "host", "[::1]:7411", "unix:/tmp/x", "in-process"])
+def test_what_may_be_an_address_is_left_to_who_uses_it(address: str) -> None:
+    needed = {variable_of(name): "x" for name in ("model_path", "model_name")}
+    assert from_env(VerifierServiceConfig, needed | {variable_of("drafter"): address}).drafter == address
