@@ -326,8 +326,9 @@ def down_rows(
     s = gl.permute(gl.reshape(ss.load(ROW_SCALES), (4, 2, 4, 8, 2)), (0, 3, 1, 2, 4))
     s = gl.convert_layout(gl.reshape(s, (4, 8, 16)), gl.SliceLayout(2, BY_G), assert_trivial=True)
     s = apart(gl.reshape(gl.expand_dims(s, 2).broadcast_to((4, 8, 4, 16)), (4, 32, 16)), 16)
-    y = chain(taken(w, 0, 16), taken(s, 0, 8), x, k24, zeros(4), 0, 1)
-    z = chain(taken(w, 16, 16), taken(s, 8, 8), x, k24, zeros(4), 0, 1)
+    w2, s2 = taken(w, 16, 16), taken(s, 8, 8)  # of the second slot
+    y, z = chain(w, s, x, k24, zeros(4), 0, 1), chain(w2, s2, x, k24, zeros(4), 0, 1)
+    y, z = chain(w, s, x, k24, y, 1, 1), chain(w2, s2, x, k24, z, 1, 1)
     none = gl.zeros([4, 32], gl.float32, LANES)
     low = times(_rounded(y[0]), wa) + times(_rounded(z[1]), wb)
     high = times(_rounded(y[2]), wa) + times(_rounded(z[3]), wb)

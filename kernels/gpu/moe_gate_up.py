@@ -196,6 +196,8 @@ def _tile(
         _fetch(words, scales, ws.index(i), ss.index(i), first, i, i < STEPS, H, SLABS, Q)
         copy_async(xs.index(i), xp + i * (128 * CHUNKS), real & (i < STEPS))
         async_copy.commit_group()
+    if V == 1:  # down_rows asks for all its weights at once: behind these
+        gdc_launch_dependents()
     k24 = minus_24(slab >> 24)
     acc = zeros(SLABS * TILES * 4)
     st = 0
@@ -226,8 +228,7 @@ def _tile(
             xv = gl.permute(xv, (1, 4, 5, 0, 2, 3, 6))
         xv = apart(gl.reshape(xv, (4, 32, CHUNKS * TILES * 8)), CHUNKS * TILES * 8)
         if TILES == 1 and (SLABS == 1 or SLABS == 4):
-            gl.static_assert(SLABS * CHUNKS % 4 == 0)
-            for i in gl.static_range(SLABS * CHUNKS // 4):
+            for i in gl.static_range(CHUNKS // 2 if SLABS == 1 else CHUNKS):
                 acc = chain(w, s, xv, k24, acc, i, SLABS)
         else:
             for c in gl.static_range(CHUNKS):
@@ -281,7 +282,8 @@ def gate_up_tiles(
     """
     if not LATE:
         gdc_wait()
-    gdc_launch_dependents()
+    if V > 1:
+        gdc_launch_dependents()
     pid = gl.program_id(0)
     tile = gl.program_id(1)
     e = gl.load(expert + tile)

@@ -53,13 +53,13 @@ def operands(run: Run, slabs: int, groups: int) -> tuple[list[int], list[int], l
 
 @pytest.mark.parametrize("slabs", [1, 4])
 def test_the_same_instructions_on_the_same_values(slabs: int) -> None:
-    run, groups = Run(), moe_chain.SUMS // slabs
+    run, groups = Run(), moe_chain.SUMS[slabs] // slabs
     words, scales, x, minus, acc = operands(run, slabs, groups)
     code = {1: moe_chain.ONE, 4: moe_chain.FOUR}[slabs].value
     got = run.text(code, 4 * slabs, [*words, *scales, *x, minus, *acc])
-    assert len({1: moe_chain.ONE_OPERANDS, 4: moe_chain.FOUR_OPERANDS}[slabs].value.split(",")) == 8 * slabs + 25 + len(
-        x
-    )
+    assert len(
+        {1: moe_chain.ONE_OPERANDS, 4: moe_chain.FOUR_OPERANDS}[slabs].value.split(",")
+    ) == 8 * slabs + 3 * slabs * groups + 1 + len(x)
     for slab in range(slabs):
         expected = acc[4 * slab : 4 * slab + 4]
         for g in range(groups):
