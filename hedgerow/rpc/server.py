@@ -131,8 +131,7 @@ async def serve(
     tracing.served_at(socket.gethostname(), port)
     metrics = Exposition()
     await metrics.start(config.metrics_address, tls.http_context(inner, config.tls_client_certs))
-    await public.start()
-    await admin.start()
+    await _start(public, admin)
     health.start()
     log.info("listening", name=name, port=port, admin=admin_port)
     announce = asyncio.create_task(_announce(f"ready {name} {port} admin={admin_port}", health))
@@ -144,6 +143,18 @@ async def serve(
         reloading.cancel()
         await _drain(public, admin, config.grace, health)
         await metrics.stop()
+
+
+async def _start(*servers: grpc.aio.Server) -> None:
+    """Whoever cancels it waits: gRPC makes an error of its own of a start that is broken off, beside the cause."""
+    starting = asyncio.gather(*(server.start() for server in servers))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await starting
+        for server in servers:
+            await server.stop(0)
+        raise
 
 
 def _catch_signals(grace: float) -> asyncio.Event:
