@@ -22,7 +22,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 BUILDS = HERE.parents[1] / ".hedgerow" / "cuda"
-SOURCES = ("mla_prefix_wide", "moe_many")
+SOURCES = ("mla_prefix_wide", "moe_many", "moe_few_tiles")
 OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17")
 SHARED_LIMIT, SERIALIZED = 8, 6  # CUfunction_attribute; CUlaunchAttributeID
 BFLOAT16, SWIZZLE_128B = 9, 3  # CUtensorMapDataType, CUtensorMapSwizzle

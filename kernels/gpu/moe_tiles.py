@@ -8,7 +8,8 @@ halves: an expert with more pairs than `capacity`, which is 4 then, has tiles of
 first half of its output rows (expert + 65536) and for the second (expert + 131072). What a product does with few pairs
 is cheaper per tile, with many it is cheaper per pair; no bit of a row depends on which.
 
-Every program counts all pairs, so that none waits for another; integers only, no atomics.
+Every program counts all pairs, so that none waits for another; integers only, no atomics. Where there is CUDA C++, up
+to 512 pairs are one program's work (moe_few_tiles.cu): the same list.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.follow import follow, followed
+from kernels.gpu.moe_few_tiles import few_tiles_cuda
 from kernels.gpu.shapes import check
 
 TEST_SHAPES = [  # (R, E, K, capacity)
@@ -119,6 +121,8 @@ def expert_tiles(chosen: torch.Tensor, experts: int, capacity: int, tiles: Tiles
     check("pairs", tiles.pairs, (most, width), torch.int32)
     check("number", tiles.number, (1,), torch.int32)
     total = rows * top_k
+    if few_tiles_cuda(chosen, experts, capacity, tiles, halves, width):
+        return
     _tiles[(experts,)](
         chosen, *tiles, total, E=experts, EB=triton.next_power_of_2(experts + 1), V=capacity, HALVES=halves,
         WIDTH=width, HALF=HALF, BLOCK=min(BLOCK, max(32, triton.next_power_of_2(total))),

@@ -247,11 +247,19 @@ def test_shapes_that_do_not_fit_are_named() -> None:
         int4_moe_gemm(x, chosen, weights, experts(), Workspace(4, EXPERTS + 1), out)
 
 
+FEW = [] if INTERPRETED else [(16, 384, 8, 4), (64, 384, 8, 8), (64, 12, 8, 8), (64, 512, 8, 16)]
+
+
+@pytest.mark.parametrize("few", [False] if INTERPRETED else [False, True])
 @pytest.mark.parametrize("halves", [False, True])
-@pytest.mark.parametrize(("rows", "experts", "top_k", "capacity"), moe_tiles.TEST_SHAPES)
-def test_tiles(rows: int, experts: int, top_k: int, capacity: int, halves: bool) -> None:
+@pytest.mark.parametrize(("rows", "experts", "top_k", "capacity"), moe_tiles.TEST_SHAPES + FEW)
+def test_tiles(
+    monkeypatch: pytest.MonkeyPatch, rows: int, experts: int, top_k: int, capacity: int, halves: bool, few: bool
+) -> None:
     if halves and capacity != 4:
         pytest.skip("halves have a capacity of 4")
+    if not few:
+        monkeypatch.setattr(moe_tiles, "few_tiles_cuda", lambda *_: False)
     rank = torch.rand(rows, experts, generator=torch.Generator().manual_seed(rows))
     rank[:, :2] += 0.5  # busy ones
     chosen = rank.topk(top_k, 1).indices.int()

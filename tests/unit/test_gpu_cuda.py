@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.gpu import cuda, mla_wide_cuda, moe_many_cuda
+from kernels.gpu import cuda, mla_wide_cuda, moe_few_tiles, moe_many_cuda
 from tests.gpu_compile import BIN
 
 
@@ -95,13 +95,17 @@ def test_tensors_without_a_card_are_left_to_others() -> None:
     q = torch.zeros(2, 8, 576, dtype=torch.bfloat16)
     assert not mla_wide_cuda.prefix_wide_cuda(q, q, [q] * 8, 512, 132, 64, early=False)
     assert moe_many_cuda.many_cuda(q.device) is None
+    chosen = torch.zeros(4, 8, dtype=torch.int32)
+    assert not moe_few_tiles.few_tiles_cuda(chosen, 16, 8, (chosen,) * 3, False, 16)
 
 
 PRODUCTS = {  # of the matrix unit
     "mla_prefix_wide": {"HGMMA.64x64x16.F32.BF16": 36, "HGMMA.64x256x16.F32.BF16": 4},  # scores of 64 keys; half of P V
     "moe_many": {"HMMA.16816.F32.BF16": 2 * 16 * sum(range(2, 9))},  # a step's of each count of pairs, in two kernels
+    "moe_few_tiles": {},
 }
-SPILLED = {"mla_prefix_wide": 0, "moe_many": 96}  # bytes: of 128 sums under way a few, where a step begins
+# Bytes: of 128 sums under way a few, where a step begins.
+SPILLED = {"mla_prefix_wide": 0, "moe_many": 96, "moe_few_tiles": 0}
 
 
 @pytest.mark.parametrize("source", cuda.SOURCES)
