@@ -14,7 +14,7 @@ from kernels.gpu.mla_tree_attention import Plan, Workspace, launch
 from tests.gpu_compile import kernel_of, launches
 from tests.gpu_emulated import TYPES, Lanes, Program
 
-HEADS, LATENT, ROPE, SPLITS = 2, 128, 32, 32
+HEADS, LATENT, ROPE, SPLITS = 2, 128, 32, 128
 TYPES.update(u16=np.uint16, s16=np.int16, b8=np.uint8, u8=np.uint8)
 
 
@@ -122,8 +122,9 @@ def numbers(tensor: torch.Tensor) -> Lanes:
 
 def paged(case: Case) -> tuple[torch.Tensor, list[int]]:
     """Pages in any order; what holds no key is NaN."""
-    cache = torch.full((8, 64, LATENT + ROPE), torch.nan, dtype=torch.bfloat16)
-    pages = [5, 2, 7, 1, 0, 3, 6, 4]
+    count = len(case.keys) // 64 + 2
+    cache = torch.full((count, 64, LATENT + ROPE), torch.nan, dtype=torch.bfloat16)
+    pages = torch.randperm(count, generator=torch.Generator().manual_seed(count)).tolist()
     for at, key in enumerate(case.keys):
         cache[pages[at // 64], at % 64] = key
     return cache, pages
@@ -142,10 +143,10 @@ def attend(case: Case, columns: int) -> torch.Tensor:
         *(np.full(shape, np.nan, np.float32) for shape in ((lines, SPLITS, 2), (lines, 64), (lines, LATENT))),
     ]
     for program in range(max(4, lines // 16 + 1)):
-        Attention(first, q, keys, *about, *states, 1, 4, HEADS, 8, block=(program, 0))
+        Attention(first, q, keys, *about, *states, 1, 4, HEADS, len(pages), block=(program, 0))
     out, masks = np.full((rows, HEADS, LATENT), 0x7FC0, np.uint16), np.array(case.masks, np.uint64)
     for program in range(rows * (LATENT // columns)):
-        Attention(second, q, keys, *about, masks, out, *states, 1, HEADS, 8, block=(program, 0))
+        Attention(second, q, keys, *about, masks, out, *states, 1, HEADS, len(pages), block=(program, 0))
     return torch.from_numpy(out.view(np.int16)).view(torch.bfloat16)
 
 
@@ -184,6 +185,7 @@ def compare(prefix: int, parents: list[int], width: int) -> None:
 CASES = [  # prefix, parents, width of a split
     (130, [-1, 0, 0, 1, 2], 64), (62, [-1, 0, 1, 0, 3], 64), (0, [-1, 0, 0], 64),
     (190, [-1, 0, 1, 0], 128),  # a split that the rows go on with, and leave
+    (66 * 64 - 1, [-1, 0, 0], 64),  # more than 64 splits, and a row behind the border of the next
 ]  # fmt: skip
 
 

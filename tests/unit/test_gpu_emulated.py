@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         pytest.param("norm", "3 products", marks=pytest.mark.long),
         pytest.param("moe", "2 steps", marks=pytest.mark.long),
-        ("attention", "4 trees"),
+        ("attention", "5 trees"),
     ],
 )
 def test_the_bits_are_the_same(what: str, told: str) -> None:
