@@ -174,7 +174,8 @@ def serve(spec: Spec, say: Callable[[str], None]) -> None:
     engine: Any = spec.engine
     model: Any = load_rank(engine, Path(spec.folder), spec.feature_layers, spec.threads, peers, spec.place[0])
     read = checkpoint_hash(Path(spec.folder)) if spec.tell_hash else ""
-    say(f"ready {json.dumps([model.kernel_law, read])}")
+    free = int(torch.cuda.mem_get_info()[0]) if spec.engine == "cuda" else None
+    say(f"ready {json.dumps([model.kernel_law, read, free])}")
     caches: dict[int, Any] = {}
     while (message := unpack(sys.stdin.buffer)) is not None:
         kind, number, *rest = message

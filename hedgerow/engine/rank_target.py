@@ -101,6 +101,8 @@ class GroupTarget:
 class CudaGroupTarget(GroupTarget):
     """Of ranks on GPUs: a step of trees is one pass on each of them, and draws there."""
 
+    least_free: int | None = None  # as in `interface.Among`
+
     @property
     def waited(self) -> float:
         return self.model.waited  # type: ignore[no-any-return]

@@ -93,6 +93,7 @@ class RankGroup:
         self._terms = Terms(patience, backend_of(engine), engine, list(feature_layers))
         self._given, self._address = address, "127.0.0.1" if door is None else ""
         self._ready: dict[int, tuple[str, str]] = {}  # law and checkpoint of each other rank
+        self._free: list[int] = []  # bytes of other ranks' devices that their weights left
         self._begun: float | None = None  # when what must not last for ever began
         self.prepared = False  # no step compiles any more
         self._changed, self._losing, self._ending = threading.Condition(), threading.RLock(), False
@@ -109,7 +110,11 @@ class RankGroup:
         except BaseException:
             self.close()
             raise
-        return CudaGroupTarget(model, self) if self._engine == "cuda" else GroupTarget(model, self)
+        if self._engine != "cuda":
+            return GroupTarget(model, self)
+        target = CudaGroupTarget(model, self)
+        target.least_free = min(self._free, default=None)
+        return target
 
     @property
     def pids(self) -> list[int]:
@@ -275,7 +280,8 @@ class RankGroup:
         if kind == "leaving":
             self._on_leaving(rank.name)
         if kind == "ready":
-            law, checkpoint = json.loads(said)
+            law, checkpoint, free = json.loads(said)
             with self._changed:
+                self._free += [] if free is None else [free]
                 self._ready[number] = (law, checkpoint)
                 self._changed.notify_all()

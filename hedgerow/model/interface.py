@@ -102,6 +102,18 @@ def waited(model: object) -> float:
 
 
 @runtime_checkable
+class Among(Protocol):
+    """A model that other devices share: the cache must fit on each of them."""
+
+    least_free: int | None  # bytes of the fullest of the others, once its weights are there; None: nobody said
+
+
+def least_free(model: object) -> int | None:
+    """As `Among.least_free`; None of a model that is alone."""
+    return model.least_free if isinstance(model, Among) else None
+
+
+@runtime_checkable
 class Routes(Protocol):
     """A target that knows which experts its rows went to."""
 

@@ -14,7 +14,7 @@ from hedgerow.model.draft_config import DraftConfig
 from hedgerow.model.draft_tensors import tensors as draft_tensors
 from hedgerow.model.folder import parameters
 from hedgerow.model.headers import CheckpointError
-from hedgerow.model.interface import Target
+from hedgerow.model.interface import Target, least_free
 from hedgerow.model.memory import USABLE, on_card, weights
 from hedgerow.model.tensors import tensors
 
@@ -90,6 +90,7 @@ def cache_pages(model: Target, given: int | None, usual: int, copies: int = 1) -
     most = None if free is None else int(free * CPU_SHARE) // page
     if model.architecture.startswith("cuda"):
         free, total = torch.cuda.mem_get_info()
+        free = min(free, least_free(model) or free)
         most = int(free - (1 - USABLE) * total) // page
     if most is None or free is None:
         return given

@@ -25,7 +25,7 @@ from hedgerow.engine.types import Sampling
 from hedgerow.engine.verifier import VerifierEngine
 from hedgerow.errors import HedgerowError, Unavailable
 from hedgerow.model.batch import SequenceRows
-from hedgerow.model.interface import Target
+from hedgerow.model.interface import Target, least_free
 from hedgerow.model.k2 import K2Model
 from hedgerow.model.loader import CheckpointError
 from hedgerow.model.ranked import RankEngine
@@ -282,6 +282,23 @@ def test_what_does_not_divide_is_refused_before_a_rank_is_started(
     monkeypatch.setattr("hedgerow.engine.rank_channels.subprocess.Popen", never)
     with pytest.raises(CheckpointError, match=r"embed_tokens.weight: \[512, 64\] .*rows that 3 ranks can share"):
         RankGroup(folder, 3)
+
+
+def test_the_cache_is_for_the_fullest_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was made for the first rank's: where somebody else uses another one, that rank ran out of memory."""
+    own, hear = SimpleNamespace(config=None, checkpoint_hash="c", kernel_law="l", architecture="cuda-sm90"), []
+    own.feature_width, own.shards = 0, 3
+    monkeypatch.setattr("hedgerow.engine.ranks.load_rank", lambda *given: own)
+    monkeypatch.setattr(RankGroup, "_meet", lambda group: None)
+    monkeypatch.setattr(
+        RankGroup, "_start", lambda group: group._ranks.update(dict.fromkeys((1, 2, 3), SimpleNamespace(name="")))
+    )
+    for number, free in ((1, 700), (2, 300), (3, 500)):
+        hear.append((number, f'ready ["l", "", {free}]'))
+    monkeypatch.setattr(RankGroup, "_listen", lambda group: [group._hear(*each) for each in hear])
+    target = RankGroup(folder, 4, engine="cuda").load()
+    assert least_free(target) == 300
+    assert least_free(own) is None
 
 
 def test_a_group_that_nobody_watches_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,7 @@ class OnCuda(NamedTuple):
 
     config: K2Config
     architecture: str = "cuda-sm90"
+    least_free: int | None = None
 
 
 def test_a_device_is_asked_for_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +134,10 @@ def test_a_device_is_asked_for_its_own_memory(tmp_path: Path, monkeypatch: pytes
     model = cast(Target, OnCuda(c))
     assert cache_pages(model, None, 1000) == 82
     assert cache_pages(model, 90, 1000) == 90
+    fuller = cast(Target, OnCuda(c, least_free=50 * page))  # another rank's device, which somebody else uses too
+    assert cache_pages(fuller, None, 1000) == 42
+    with pytest.raises(InvalidRequest, match="at most 50"):
+        cache_pages(fuller, 51, 1000)
     with pytest.raises(InvalidRequest, match="at most 90"):
         cache_pages(model, 91, 1000)
 
