@@ -16,8 +16,9 @@ UNKNOWN = 16  # rows of the first chunk
 GROWS = 2  # times the largest chunk that was seen: the next one is no larger, whatever a few noisy times promise
 YOUNG = 3  # times of a kind from which on it tells what to expect of its size
 SIZES = 3  # kinds from which on the fit does, of the others
-LEARNS, FOLLOWS, FARTHEST = 0.2, 0.3, 2.0  # weight of a new time; share of a deviation that the level follows; the
-# largest that counts, as a ratio
+LEARNS, FOLLOWS, FARTHEST = 0.2, 0.3, 2.0  # weight of a new time; share of a deviation that the level follows; times
+# what a whole step was expected to take, or added, that count at most
+FORGETS = 0.95  # what is left, a step later, of the weight of kinds that did not come again
 LITTLE = 0.25  # of what the first row adds: fewer rows would save no more than that
 TRUSTED = 4.0  # times of a kind from which on half of it is believed
 
@@ -32,10 +33,13 @@ class ChunkTimes:
     def took(self, rows: int, added: float, whole: float) -> None:
         """A step of `whole` ms, to which a chunk of so many rows added `added`."""
         added, expected = max(added, 0.01 * whole), self._expected(rows)
-        if expected:
-            added = min(max(added, expected / FARTHEST), expected * FARTHEST)
-            self._level *= (added / expected) ** FOLLOWS
+        if expected:  # where next to nothing was, a step that takes twice as long still shows what is true
+            most = FARTHEST * (expected + max(whole - added, 0.0)) - (whole - added)
+            added = min(max(added, expected / FARTHEST), most)
+            self._level *= 1 + FOLLOWS * (added / expected - 1)
         seen = self._kinds.setdefault(kind(rows), [0.0, 0.0, 0.0, 0.0])
+        for one in self._kinds.values():
+            one[0] *= FORGETS
         seen[0] += 1
         weight = max(1 / seen[0], LEARNS)
         for place, value in enumerate((rows, added / self._level, whole), 1):

@@ -21,8 +21,8 @@ from hedgerow.engine.step_times import Load, StepTimes, kind
 from hedgerow.engine.tree import TreeConfig
 from hedgerow.engine.types import DraftBatch, PaceLoad
 
-ALL, EVERY = 200, 5  # first steps, all of which are learned from; of the later ones each fifth, and of those whose
-# budgets are chosen every unusual one: a fit takes 0.2 ms, which a step beside a prompt would pay
+ALL, EVERY = 200, 5  # first steps, all of which are learned from; of the later ones each fifth, and every unusual one
+FIRST = 16  # steps whose chunks tell nothing: what such a step takes without one is hardly known
 KNOWN, LAST = 8, 32  # steps of a kind from which on it is known without a fit; how many are remembered
 KINDS = 64  # of decoding steps
 
@@ -92,15 +92,21 @@ class Pace:
             return
         ms = (now_ns - ran.begun_ns) / 1e6
         self._count += 1
-        unusual = self.budgets is not None and (self.budgets.trying or ran.load.chunk > 0)
-        if self._count < ALL or self._count % EVERY == 0 or unusual:
+        if self._count < ALL or self._tells(ran.load):
             self._learn_step(ran, ms)
         if not ran.load.chunk:
             self._without.took(ran.load, ms)
-        elif self._alone_ms:
+        elif self._alone_ms and self._count > FIRST:
             self.chunks.took(ran.load.chunk, ms - self._alone_ms, ms)
         if self.budgets is not None:
             self.budgets.took(ran.tokens, ms)
+
+    def _tells(self, load: Load) -> bool:
+        """Whether a step is worth its fit, once there were many. Where no budgets are chosen nothing asks for what
+        steps beside a prompt take, and each size of chunk would be a kind of its own: a fit every few steps."""
+        if self.budgets is not None and (self.budgets.trying or load.chunk):
+            return True
+        return self._count % EVERY == 0 and (self.budgets is not None or not load.chunk)
 
     def _learn_step(self, ran: Ran, ms: float) -> None:
         predicted = self.times.milliseconds(ran.load)

@@ -42,7 +42,7 @@ from kernels.tree_build import PlainTree
 
 FEATURES = (8, 32, 128, 512, 1024)  # rows of one pass are rounded up to these
 MOST_FEATURES = FEATURES[-1]
-FLUSH_FROM = 256  # rows of one sequence that wait for its next draft
+FLUSH_FROM = 64  # rows of one sequence that wait for its next draft: of more, each few chunks would make one step late
 LEAST_SEQUENCES = 8  # of a room
 MOST_CLOSE = 4  # sequences of a pass whose kernels are launched before their turn; with more that costs time
 MOST_RESERVED = 1 << 30  # bytes of pages that `prepare` takes at most

@@ -10,8 +10,8 @@ import pytest
 
 from hedgerow.engine.chunk_times import UNKNOWN, ChunkTimes
 from hedgerow.engine.config import EngineConfig
+from hedgerow.engine.pace import ALL, FIRST, KNOWN, LAST, Alone, Pace
 from hedgerow.engine.pace import KINDS as KINDS_ALONE
-from hedgerow.engine.pace import KNOWN, LAST, Alone, Pace
 from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import AttachedSequence, Phase
 from hedgerow.engine.step_times import FAR, KINDS, Load, StepTimes, Table, kind
@@ -119,7 +119,7 @@ def test_a_prompt_always_advances_and_has_all_rows_where_nobody_decodes() -> Non
     pace = Pace(EngineConfig(prefill_factor=1.0, prefill_rows=ROWS))
     assert pace.chunk_rows(works(8), 1) == UNKNOWN
     taught(pace.times)
-    assert served(pace, sequences=8, prompts=1, steps=5)[0] == 1
+    assert served(pace, sequences=8, prompts=1, steps=FIRST + 5)[0] == 1
     assert pace.chunk_rows([], 1) == ROWS
     assert Pace(EngineConfig(prefill_rows=ROWS)).chunk_rows(works(8), 1) == ROWS
     assert Pace(EngineConfig(prefill_rows=3, prefill_factor=2)).chunk_rows(works(8), 1) == 3
@@ -226,3 +226,27 @@ def test_a_kind_of_step_hardly_seen_is_not_known_alone() -> None:
     for n in range(2 * KINDS_ALONE):
         alone.took(Load(n % 16, 9 + n // 16, 0), 1.0)
     assert alone.milliseconds(load) == 0, "the oldest kind has gone"
+
+
+def test_what_was_thought_to_cost_nothing_is_found_out_at_once() -> None:
+    """Chunks that came while streams began seemed free: the next ones are too large, but for few steps."""
+    times, taken = ChunkTimes(), list[int]()
+    for rows in (8, 16, 24, 32, 48, 64, 128) * 4:
+        times.took(rows, 0.0, 0.7)
+    for _ in range(40):
+        taken.append(min(times.rows(0.55), ROWS))
+        times.took(taken[-1], 0.0075 * taken[-1], 0.7 + 0.0075 * taken[-1])
+    assert sum(rows > 200 for rows in taken) <= 3
+    assert 0.0075 * taken[-1] == pytest.approx(0.55, rel=0.25)
+
+
+def test_steps_beside_a_prompt_are_fitted_where_budgets_are_chosen() -> None:
+    """A fit takes longer than a small model's chunk, and each size would bring another one."""
+    for budget, learned in ((0, False), (8, True)):
+        pace, now = Pace(EngineConfig(prefill_factor=2.0, prefill_rows=ROWS, auto_budget=budget)), 1_000_000
+        for step in range(ALL + 40):
+            pace.begins(now)
+            chunk = 20 + step if step >= ALL + 8 else 0
+            pace.loaded(Load(8, 8, 800, chunk=chunk))
+            now += 1_000_000 + 10_000 * chunk
+        assert (len(pace.times._steps) > 2) is learned
