@@ -29,6 +29,7 @@ FEWER = (8, 0, 4, 0)  # where steps can be predicted, if not drafts: what is cho
 PAUSE = 12  # least steps between two trials of which the first won nothing
 SCOUT = 4  # nodes of the one tree that is tried where several sequences decode plainly
 AGAIN, SOON, RARELY = 7, 3, 64  # steps for which a choice stands: one sequence's, several's, and that of no trees
+LASTING = 32  # steps with trees that share what it costs to feed a drafter that was left
 WORTH = 1.03  # times plain decoding's rate: less is not worth a tree
 PRICES = (0.6, 0.45, 0.34, 0.26, 0.2, 0.15, 0.11, 0.08, 0.06, 0.04, 0.025)  # tokens a node
 NEVER = float("inf")
@@ -40,10 +41,15 @@ class Option(NamedTuple):
     budgets: Sequence[int]
     tokens: float  # of the whole batch
     ms: float = 0.0
+    feeding: float = 0.0  # milliseconds, once: what came while its sequences had no trees goes to the drafter first
 
     @property
     def rate(self) -> float:
-        return self.tokens / self.ms if self.ms > 0 else 0.0
+        return self.tokens / (self.ms + self.feeding / LASTING) if self.ms > 0 else 0.0
+
+    def lost(self, rate: float) -> float:
+        """Milliseconds that one such step takes longer than its tokens do at `rate`."""
+        return self.ms + self.feeding - self.tokens / rate
 
 
 class Fixed(NamedTuple):
@@ -82,6 +88,8 @@ class Budgets:
         self.trying, self._ours = False, bool(free)
         if not free:
             return list(works)
+        if self._rests(len(works)):
+            return [Work(*work[:4], 0, *work[5:]) if work.sequence.curve is not None else work for work in works]
         option = self._option(works, free)
         self.speculates = any(option.budgets)
         chosen = iter(option.budgets)
@@ -109,6 +117,16 @@ class Budgets:
         self._credit -= max(self._worth, lost if lost > ms / 2 else 0.0, 0.0)
         self._pause = PAUSE if lost > 0 else 0
 
+    def _rests(self, sequences: int) -> bool:
+        """Whether plain decoding, as chosen for about so many sequences, stands for this step too."""
+        if not (self._plain and self._stands > 0 and self._last is not None) or self._due():
+            return False
+        if self._last[0][0] != sequences.bit_length():
+            return False
+        self._stands -= 1
+        self.speculates = False
+        return True
+
     def _option(self, works: Sequence[Work], free: Sequence[Work]) -> Option:
         first = self._first(len(works))
         if first is not None:
@@ -117,11 +135,11 @@ class Budgets:
         if (
             self._last is not None
             and self._stands > 0
-            and not self._due()
+            and not self._plain
             and self._last[0] == self._whose(works, free)
         ):
             self._stands -= 1
-            return self._last[1] if not self._plain else Option([0] * len(free), float(len(free)))
+            return self._last[1]
         best = self._best(works, free)
         self._last = None if self.trying else (self._whose(works, free), best)
         self._stands = RARELY if self._plain else SOON if len(works) > 1 else AGAIN
@@ -147,10 +165,11 @@ class Budgets:
     def _best(self, works: Sequence[Work], free: Sequence[Work]) -> Option:
         fixed = self._fixed(works, free)
         options = self._options(free)
-        plain = best = self._reckoned(options[0], fixed)
+        waiting = [_waiting(work) for work in free]
+        plain = best = self._reckoned(options[0], fixed, waiting)
         found = [plain]
         for option in options[1:]:
-            option = self._reckoned(option, fixed)
+            option = self._reckoned(option, fixed, waiting)
             option = option._replace(ms=max(option.ms, plain.ms))  # a tree is never for nothing, whatever times say
             found.append(option)
             if option.rate > best.rate:
@@ -168,22 +187,29 @@ class Budgets:
         if best is found[0]:  # whether trees pay: a small one hardly shows it, and with one sequence it costs least
             others = [option for option in others if max(option.budgets) >= SCOUT]
             if len(free) > 1:
-                others.append(self._reckoned(self._scout(free), fixed))
-        self._price = min((option.ms - option.tokens / best.rate for option in others), default=NEVER)
-        others = [option for option in others if option.ms - option.tokens / best.rate <= self._credit]
-        if not others:
+                others.append(self._reckoned(self._scout(free), fixed, [_waiting(work) for work in free]))
+        others.sort(key=lambda option: option.lost(best.rate))
+        cheapest = others[0].lost(best.rate) if others else NEVER
+        self._price = (
+            min(cheapest, SAVED / 2 * best.ms) if others else NEVER
+        )  # so much can be saved up; the rest is owed
+        if self._credit < self._price:
             return best
-        other = others[self._turn % len(others)]
-        self._worth = other.ms - other.tokens / best.rate
+        paid = sum(option.lost(best.rate) <= self._credit for option in others)
+        other = others[self._turn % max(paid, 1)]
+        self._worth = min(other.lost(best.rate), max(self._credit, 0.0))  # what it does lose is known afterwards
         self._turn += 1
         self.trials += 1
         self.trying = True
         return other
 
     def _scout(self, free: Sequence[Work]) -> Option:
-        size = min(SCOUT, free[0].budget)
-        budgets = [size] + [0] * (len(free) - 1)
-        brings = self._curve(free[0].sequence).expected(free[0].sequence.curve, (0, size))
+        """One tree, of the sequence of which the drafter lacks least."""
+        at = min(range(len(free)), key=lambda i: _waiting(free[i]))
+        sequence, size = free[at].sequence, min(SCOUT, free[at].budget)
+        budgets = [0] * len(free)
+        budgets[at] = size
+        brings = self._curve(sequence).expected(sequence.curve, (0, size))
         return Option(budgets, brings[1] + len(free) - 1)
 
     def _options(self, free: Sequence[Work]) -> list[Option]:
@@ -229,7 +255,7 @@ class Budgets:
                 tokens += self._curve(work.sequence).expected(None, within)[-1]
         return Fixed(len(budgets), rows, keys, sum(b > 0 for b in budgets), sum(budgets), tokens)
 
-    def _reckoned(self, option: Option, fixed: Fixed) -> Option:
+    def _reckoned(self, option: Option, fixed: Fixed, waiting: Sequence[int]) -> Option:
         """With what it takes. Of trees that grow step after step, features are fed as many as tokens come."""
         nodes = sum(option.budgets)
         drafts = fixed.drafts + sum(budget > 0 for budget in option.budgets)
@@ -238,7 +264,14 @@ class Budgets:
             fixed.sequences + len(option.budgets), fixed.rows + nodes + len(option.budgets), fixed.keys, drafts,
             fixed.nodes + nodes, round(tokens) if drafts else 0,
         )  # fmt: skip
-        return Option(option.budgets, tokens, self._times.milliseconds(load))
+        fed = sum(rows for rows, budget in zip(waiting, option.budgets, strict=True) if budget)
+        feeding = self._times.feeding(max(fed - round(option.tokens), 0))
+        return Option(option.budgets, tokens, self._times.milliseconds(load), feeding)
+
+
+def _waiting(work: Work) -> int:
+    ring = work.sequence.features
+    return ring.waiting if ring is not None else 0
 
 
 def _with(work: Work, budget: int) -> Work:

@@ -85,6 +85,9 @@ class DraftDesk:
             return {}
         by_number = {work.sequence.number: work for work in works}
         self._note_sent(batch, answer)
+        for each in works:
+            if each.sequence.features is not None:
+                each.sequence.features.sent = self._sent.get(each.sequence.number, 0)
         trees: dict[int, Tree] = {}
         for drafted in answer.trees:
             draft, work = wanted.get(drafted.sequence), by_number.get(drafted.sequence)

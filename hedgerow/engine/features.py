@@ -20,6 +20,12 @@ class FeatureRing:
         self.capacity = capacity
         self._rows: torch.Tensor | None = None  # [capacity, width] float32, made with the first features
         self.start = self.end = 0  # positions held: start <= position < end
+        self.sent = 0  # the first position that the drafter lacks, as far as it was asked
+
+    @property
+    def waiting(self) -> int:
+        """Positions that the drafter has to be fed before it can grow a tree."""
+        return self.end - max(self.sent, self.start)
 
     def put(self, features: torch.Tensor) -> None:
         """Appends the features [n, width] of positions end .. end + n - 1. They are copied.

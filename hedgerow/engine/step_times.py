@@ -127,6 +127,10 @@ class Table:
         seen = self._seen.get(key)
         return fitted if seen is None else fitted * seen.ratio
 
+    def slope(self, term: int) -> float:
+        """What one more of this term adds to the fit."""
+        return self._fit[term]
+
     def _ratio(self, seen: Seen) -> float:
         fitted = sum(one * size for one, size in zip(self._fit, seen.terms, strict=True))
         if fitted <= 0:
@@ -195,6 +199,10 @@ class StepTimes:
         if load.drafts or load.fed:
             ms += self._drafts.milliseconds(_draft_key(load), _draft_terms(load))
         return ms * self.slowness
+
+    def feeding(self, rows: int) -> float:
+        """Milliseconds that a drafter takes for so many feature rows more."""
+        return self._drafts.slope(3) * rows * self.slowness
 
     def _step_terms(self, load: Load) -> tuple[float, ...]:
         found = 0.0

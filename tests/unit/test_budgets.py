@@ -21,7 +21,7 @@ from hedgerow.engine.scheduler import Work
 from hedgerow.engine.sequence import AttachedSequence, Phase
 from hedgerow.engine.step import LocalDrafter, NoDrafter
 from hedgerow.engine.step_times import Load, StepTimes
-from hedgerow.engine.types import Sampling, Start
+from hedgerow.engine.types import DraftBatch, Sampling, Start
 from hedgerow.errors import InvalidRequest
 from kernels.tree_build import top_logprobs, tree_build
 from kernels.tree_pairs import tree_pairs
@@ -170,6 +170,49 @@ def test_one_that_becomes_useless_is_left() -> None:
     served.machine.good = 0.0
     served.run(500)
     assert served.run(1000) > 0.97 * served.machine.fixed(1, 0)
+
+
+def left_for(rows: int) -> int:
+    """The budget that one sequence has after so many positions without a tree, where feeding one takes 0.2 ms."""
+    times = StepTimes()
+    for fed in (1, 3, 40, 80) * 40:  # a tree of 4 nodes brings two tokens more for half a plain step
+        for nodes in (0, 4):
+            load = Load(1, 1 + nodes, 100, int(nodes > 0), nodes, fed if nodes else 0)
+            times.took(load, 0.2 + 0.2 * fed if nodes else 0.0, 2.0 + 0.05 * nodes)
+    budgets, one = Budgets(times, 4), sequence()
+    for _ in range(400):
+        budgets.shared[0].saw(4, [0, 1])
+    for _ in FIRST:
+        budgets.choose([Work(one, Phase.DECODING, 100, 1, 4, 500)])
+    assert one.features is not None
+    one.features.skip(100 + rows)
+    one.features.start, one.features.sent = 100, 98 + min(rows, 2)
+    return budgets.choose([Work(one, Phase.DECODING, 100, 1, 4, 500)])[0].budget
+
+
+def test_feeding_a_drafter_that_was_left_is_reckoned() -> None:
+    assert left_for(2) == 2  # all that is accepted of four
+    assert left_for(30) == 2  # 6 ms once, of which each of some 32 steps bears its part
+    assert left_for(3000) == 0
+
+
+def test_what_a_drafter_lacks_is_known(rig: Rig) -> None:
+    """It is what the sequence's next request carries; plain steps let it grow, a tree makes it small again."""
+    seen = list[tuple[int, int]]()
+    work = [Job("one", prompt(20), Sampling(max_tokens=60, ignore_eos=True))]
+    engine = rig.engine(auto_budget=MOST)
+    compose = engine._desk.compose
+
+    def spied(step_id: int, works: list[Work]) -> DraftBatch:
+        waiting = {work.sequence.number: work.sequence.features.waiting for work in works if work.sequence.features}
+        batch = compose(step_id, works)
+        seen.extend((waiting[asked.sequence], len(asked.features)) for asked in batch.works if asked.budget)
+        return batch
+
+    engine._desk.compose = spied  # type: ignore[method-assign]
+    drive_now(engine, LocalDrafter(DrafterEngine(rig.draft_model, DrafterConfig())), work)
+    assert len(seen) > 2
+    assert all(waiting == rows for waiting, rows in seen)
 
 
 def test_a_machine_that_gets_slower_changes_no_choice() -> None:
