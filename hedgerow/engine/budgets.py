@@ -5,8 +5,8 @@ by price: all sequences take the nodes that bring at least so many tokens each, 
 whose tokens over predicted milliseconds are highest is taken, and plain decoding is one of them.
 
 What is not tried cannot be known to have changed, so now and then a step tries something else. What that may lose is
-bounded: SHARE of the time, as a credit that grows with every step and that a trial's measured loss is taken from. A
-trial that wins costs nothing, and so one may follow at once.
+bounded: SHARE of the time, as a credit that grows with every step and that a trial's measured loss is taken from, and
+less of it the more trials of trees were in vain. A trial that wins costs nothing, and so one may follow at once.
 
 Nothing here can change a token.
 """
@@ -23,6 +23,7 @@ from hedgerow.engine.step_times import Load, StepTimes
 from hedgerow.engine.tree import TreeConfig
 
 SHARE = 0.007  # of the time, that trials may lose
+VAIN = 4  # trials of trees in a row that brought nothing, after which trials may lose a third of SHARE
 SAVED = 8.0  # most steps' time that the credit may hold
 FIRST = (8, 0, 4, 16, 0, 8, 2, 0)  # budgets of the first steps with about so many sequences
 FEWER = (8, 0, 4, 0)  # where steps can be predicted, if not drafts: what is chosen from is seen once, no trees twice
@@ -72,6 +73,7 @@ class Budgets:
         self.trials = 0
         self.speculates = True  # whether the newest choice had a tree
         self._credit = self._pause = 0.0
+        self._vain = 0  # newest trials of trees that brought nothing, VAIN at most
         self._turn = self._stands = self._paid = 0
         self._last: tuple[list[int], Option] | None = None  # by the numbers of its sequences
         self._begun: dict[int, int] = {}  # first steps by kind of batch
@@ -80,6 +82,7 @@ class Budgets:
         self._worth = 0.0  # what the present trial is expected to lose, in milliseconds
         self._rate = 0.0  # tokens a millisecond of the best choice
         self._ours = False  # whether the present step has budgets that are chosen
+        self._feeding = self._bare = 0.0  # of the present trial: milliseconds; the tokens of plain decoding
         self._price = 0.0  # what the cheapest trial is expected to lose; in milliseconds
 
     def choose(self, works: Sequence[Work]) -> list[Work]:
@@ -109,13 +112,16 @@ class Budgets:
         if not (self._rate and self._ours):  # steps in which nothing is chosen pay for no trial
             return
         if not self.trying:
-            self._credit = min(self._credit + SHARE * ms, SAVED * ms)
+            share = SHARE / (1 + 2 * self._vain / VAIN) if self._plain else SHARE
+            self._credit = min(self._credit + share * ms, SAVED * ms)
             self._pause -= 1
             return
-        lost = ms - tokens / self._rate
+        fed = self._feeding if tokens > self._bare else 0.0  # once, if trees are good: no loss of this one's
+        lost = ms - fed - tokens / self._rate
         # what one step shows is mostly noise, unless it shows far more than was expected
-        self._credit -= max(self._worth, lost if lost > ms / 2 else 0.0, 0.0)
+        self._credit -= max(self._worth - fed, lost if lost > ms / 2 else 0.0, 0.0)
         self._pause = PAUSE if lost > 0 else 0
+        self._vain = min(self._vain + 1, VAIN) if lost > 0 and self._plain else 0
 
     def _rests(self, sequences: int) -> bool:
         """Whether plain decoding, as chosen for about so many sequences, stands for this step too."""
@@ -198,6 +204,7 @@ class Budgets:
         paid = sum(option.lost(best.rate) <= self._credit for option in others)
         other = others[self._turn % max(paid, 1)]
         self._worth = min(other.lost(best.rate), max(self._credit, 0.0))  # what it does lose is known afterwards
+        self._feeding, self._bare = other.feeding, found[0].tokens
         self._turn += 1
         self.trials += 1
         self.trying = True
