@@ -112,6 +112,3 @@ def test_attention_writes_nothing_beside(form: int, latent: int, rope: int) -> N
         for columns in (64, 0):
             with banded():
                 cases.attend(b, cases.FORMS[form]._replace(columns=columns), splits=32)
-        if form in (2, 3):
-            with banded():
-                cases.prefill(b, form == 3)
