@@ -32,6 +32,7 @@ from kernels.gpu.mla_reference import PAGE, tree_attention_reference
 from kernels.gpu.mla_wide_cuda import prefix_wide_cuda
 
 MOST_ROWS = 64  # of one sequence: bits of an ancestor mask
+CROWD = 128  # rows; where there are more, merging programs side by side bring more than registers
 LONG = 1 << 16  # tokens, a tree's rows among them: from here on sessions have twice as many splits
 
 
@@ -171,5 +172,5 @@ def launch(
     programs = rows * -(-heads // 8) * (latent // form.columns)
     path_merge[(programs,)](
         q, cache, *about, ancestors, out, *states, batch, heads, table.stride(0), **fixed, **cut, num_warps=warps,
-        **ROOMY, launch_pdl=True,
+        **(ROOMY if rows <= CROWD else {}), launch_pdl=True,
     )  # fmt: skip
