@@ -52,7 +52,8 @@ class Together:
     def __init__(self, folder: Path, count: int, threads: int = 1) -> None:
         table = Table(count)
         self.ranks = [CompiledK2.load(folder, (1, 2), threads, ranks=ThreadRanks(r, table)) for r in range(count)]
-        self.config, self.kernel_law = self.ranks[0].config, self.ranks[0].kernel_law
+        first = self.ranks[0]
+        self.config, self.kernel_law, self.architecture = first.config, first.kernel_law, first.architecture
         self.pool = ThreadPoolExecutor(count)
 
     def each(self, call: Any) -> list[Any]:
