@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +11,7 @@ from hedgerow.model.config import K2Config
 from hedgerow.model.cuda_ranked import share_of
 from hedgerow.model.cuda_step_room import Room
 from hedgerow.model.cuda_weights import check_sizes
-from hedgerow.model.memory import USABLE
-from hedgerow.model.room import check_room
+from hedgerow.model.room import check_room, kept_for_steps
 from kernels.gpu.int4_moe_gemm import Workspace as Experts
 from kernels.gpu.int4_moe_gemm import supports
 from kernels.gpu.mla_tree_attention import Workspace as Attention
@@ -36,9 +34,14 @@ def check_device(folder: Path, c: K2Config, device: torch.device, asked: Asked, 
     check_sizes(c, folder / "config.json", shards)
     steps = step_bytes(c, taps, asked.rows, shards)
     if asked.pages is None:  # what the cache must then leave free: asked for here, not when the weights have been read
-        kept = math.ceil((1 - USABLE) * torch.cuda.mem_get_info(device)[1])
-        steps = max(steps, step_bytes(c, taps, LEAST_ROWS, shards) + kept)
+        kept = kept_for_steps(torch.cuda.mem_get_info(device)[1], growth(c, taps, asked.rows, shards))
+        steps = step_bytes(c, taps, LEAST_ROWS, shards) + kept
     check_room(folder, c, device, ranks=shards, pages=asked.pages, steps=steps)
+
+
+def growth(c: K2Config, taps: int, rows: int, shards: int = 1) -> int:
+    """By how many bytes a rank's buffers grow from those that loading makes to those of steps of `rows` rows."""
+    return step_bytes(c, taps, rows, shards) - step_bytes(c, taps, LEAST_ROWS, shards)
 
 
 def step_bytes(c: K2Config, taps: int, rows: int, shards: int = 1) -> int:

@@ -49,7 +49,7 @@ class Sums:
         self.ranks, self._peers = ranks, list[PeerBuffer]()
         if device.type == "cuda" and isinstance(ranks, PeerRanks) and not gathered:
             made = [share(ranks, ranks.mine[0], rows, hidden, device) for _ in range(2)]
-            self._peers = [one for one in made if one is not None]
+            self._peers = [one for one in made if one is not None and None not in made]
         if self._peers:
             self._parts = [[peer.part] for peer in self._peers]
         else:

@@ -80,18 +80,28 @@ def page_bytes(c: K2Config, architecture: str) -> int:
     return PAGE * c.num_hidden_layers * (c.latent_width + twice) * 4
 
 
-def cache_pages(model: Target, given: int | None, usual: int, copies: int = 1) -> int | None:
+def kept_for_steps(total: int, grows: int) -> int:
+    """Bytes that a cache of any size leaves of a device of `total`, where steps' buffers are to grow by `grows`."""
+    half = math.ceil((1 - USABLE) * total / 2)
+    return half + max(half, grows)
+
+
+def cache_pages(
+    model: Target, given: int | None, usual: int, copies: int = 1, grows: int = 0
+) -> int | None:  # fmt: skip
     """`given` pages if there is memory for them; as many as leave room for everything else, where the `usual` ones do
     not; else None, for the usual ones.
 
-    `copies`: ranks on this machine, each with all pages. Raises InvalidRequest where `given` or one does not fit.
+    `copies`: ranks on this machine, each with all pages. `grows`: bytes by which steps' buffers on a device will.
+    Raises InvalidRequest where `given` or one does not fit.
     """
     page, free = page_bytes(model.config, model.architecture) * copies, free_memory()
     most = None if free is None else int(free * CPU_SHARE) // page
     if model.architecture.startswith("cuda"):
         free, total = torch.cuda.mem_get_info()
-        free = min(free, least_free(model) or free)
-        most = int(free - (1 - USABLE) * total) // page
+        other = least_free(model)
+        free = free if other is None else min(free, other)
+        most = (free - kept_for_steps(total, grows)) // page
     if most is None or free is None:
         return given
     if given is not None and given * page > free:

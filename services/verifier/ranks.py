@@ -61,6 +61,15 @@ def rows_of(config: VerifierServiceConfig) -> int:
     return config.max_sequences * TreeConfig(config.max_budget).q_len + config.prefill_rows
 
 
+def growth_of(config: VerifierServiceConfig, model: Target) -> int:
+    """Bytes by which steps' buffers on each device grow when all shapes are prepared, behind the cache."""
+    if config.device != "cuda":
+        return 0
+    from hedgerow.model.cuda_memory import growth  # its kernels need triton
+
+    return growth(model.config, len(model.feature_layers), rows_of(config), config.tensor_parallel)
+
+
 def _check_room(config: VerifierServiceConfig, split: Split, device: torch.device | None, taps: int) -> None:
     """Raises ConfigError, CheckpointError; no rank has been started."""
     folder, c = config.model_path, K2Config.from_folder(config.model_path)

@@ -48,7 +48,7 @@ from services.verifier.metrics import watch_acceptance, watch_device, watch_draf
 from services.verifier.neighbours import Text, write, writing
 from services.verifier.peers import DrafterPeer, Patience, ask_drafter
 from services.verifier.probe import AcceptanceProbe
-from services.verifier.ranks import load_ranks, rows_of
+from services.verifier.ranks import growth_of, load_ranks, rows_of
 from services.verifier.servicer import Loaded, VerifierServicer
 from services.verifier.spans import Attachments
 from services.verifier.trial import Hosted, LayerTrial
@@ -208,7 +208,7 @@ def load(config: VerifierServiceConfig, wanted: Wanted) -> Group:
     )
     usual = limits.pages_for(model.config.max_position_embeddings)
     here = 1 if config.device == "cuda" else split_of(config).each  # ranks that share a memory, each with all pages
-    limits = replace(limits, pages=cache_pages(model, config.cache_pages, usual, here))
+    limits = replace(limits, pages=cache_pages(model, config.cache_pages, usual, here, growth_of(config, model)))
     on_device, texts = isinstance(model, Prepares), list[Text]()
     if on_device and config.acceptance_least and config.drafter is not None and not wanted.has_card:
         texts = write(model, read, vocabulary, math.inf)  # before the cache: a device's caches grow by moving

@@ -22,7 +22,7 @@ from hedgerow.engine.rank_process import Spec, serve
 from hedgerow.engine.ranks import check_folder
 from hedgerow.errors import InvalidRequest
 from hedgerow.model.config import K2Config
-from hedgerow.model.cuda_memory import LEAST_ROWS, Asked, check_device, step_bytes
+from hedgerow.model.cuda_memory import LEAST_ROWS, Asked, check_device, growth, step_bytes
 from hedgerow.model.fields import ConfigError
 from hedgerow.model.headers import CheckpointError
 from hedgerow.model.loader import Checkpoint
@@ -108,10 +108,11 @@ def given(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path, ranks: int, pages: int | None = None) -> None:
+    config = VerifierServiceConfig(**given(folder), tensor_parallel=ranks, cache_pages=pages)
     if ranks == 1:
-        load_target(folder, (0, 1), device="cuda", pages=pages)
-        return
-    load_ranks(VerifierServiceConfig(**given(folder), tensor_parallel=ranks, cache_pages=pages), (0, 1))
+        load_target(folder, (0, 1), device="cuda", rows=rows_of(config), pages=pages)
+    else:
+        load_ranks(config, (0, 1))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -135,24 +136,28 @@ def test_too_little_memory_is(folder: Path, monkeypatch: pytest.MonkeyPatch, ran
     assert (no.value.file, no.value.actual) == (folder, f"{cache / 1e9:.1f} GB")
 
 
+@pytest.mark.parametrize("total", [1 << 40, 1 << 20])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_memory_of_which_no_page_could_be_taken_is_too_little(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, total: int
 ) -> None:
-    """Without a number of pages a part of the card stays free: it was asked for when the weights had been read."""
-    c, total = K2Config.from_folder(folder), 1 << 40
-    rows = step_bytes(c, 2, LEAST_ROWS, ranks)
-    needed = on_card(c, ranks) + 64 * token(c) + rows + math.ceil((1 - USABLE) * total)
+    """Without a number of pages a part of the card stays free, and what the largest step's buffers will need: it was
+    asked for when the weights had been read, or not at all."""
+    c, most = K2Config.from_folder(folder), rows_of(VerifierServiceConfig(**given(folder)))
+    rows, grows = step_bytes(c, 2, LEAST_ROWS, ranks), growth(c, 2, most, ranks)
+    half = math.ceil((1 - USABLE) * total / 2)
+    assert (grows > half) is (total < 1 << 40)
+    needed = on_card(c, ranks) + 64 * token(c) + rows + half + max(half, grows)
     free = [needed - 1]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free[0], total))
     with pytest.raises(CheckpointError, match="GB of free memory on cuda:0") as no:
         load(folder, ranks)
     assert no.value.actual == f"{free[0] / 1e9:.1f} GB"
     free[0] = needed
-    check_device(folder, c, torch.device("cuda", 0), Asked(rows_of(VerifierServiceConfig(**given(folder)))), 2, ranks)
+    check_device(folder, c, torch.device("cuda", 0), Asked(most), 2, ranks)
     left: Any = SimpleNamespace(config=c, architecture="cuda-bfloat16")
     free[0] = needed - on_card(c, ranks) - rows  # as it is when they have been
-    assert cache_pages(left, None, 1000) == 1
+    assert cache_pages(left, None, 1000, grows=grows) == 1
 
 
 def test_too_little_memory_of_another_ranks_device_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
