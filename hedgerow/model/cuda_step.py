@@ -148,7 +148,7 @@ class CudaStep:
     ) -> None:
         """Ends a block: the residual stream, and the next one's input, by norm `w`. Or leaves that to `product`, where
         there is one launch for it and for the product with `behind`; or lets that product's launch begin beside it. In
-        front of lm_head that costs 16 us: many programs would find places while some are still taken, unevenly."""
+        front of lm_head that costs more than it brings: many programs would find places while some are still taken."""
         room, n = self.room, self.shape.rows
         if behind is not None and routed is None and normed_for(behind, n):
             self.owed = Owed(w, tap)

@@ -6,7 +6,8 @@
 
     _op[grid](..., **followed())
 
-A kernel waits for the end of the one before it, then lets the next one be launched. So whatever runs comes behind
+A kernel waits for the end of the one before it, then lets the next one be launched; an `eager` one (linear_held.py)
+lets it be launched first, and says what that asks of the next. So whatever runs comes behind
 everything that was launched before the kernel before it, and behind that one too once it has waited itself: results
 are those of kernels one after the other. What the kernel before does not write, weights and what is older, may be read
 before the wait (`early`, an argument of launchers: their caller knows what stands before them). In a graph of small

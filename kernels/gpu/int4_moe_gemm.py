@@ -199,6 +199,8 @@ def products(
     check("out", out, (rows, HIDDEN), *FLOATS)
     if base is not None:
         check("base", base, (rows, HIDDEN), *FLOATS)
+    if shared is not None and (base is not None or not closes_shared(rows)):
+        raise ValueError(f"shared is given with {rows} rows and base {base is not None}, see closes_shared")
     how = plan(rows, space.many_fit)
     whole: dict[str, Any] = {"H": HIDDEN, "num_warps": 4, "launch_pdl": followed()["launch_pdl"]}
     hidden, most = space.hidden, len(tiles.expert)

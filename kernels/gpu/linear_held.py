@@ -3,8 +3,8 @@
 A program asks for its weights, or for the first STAGES pieces of them, before it waits for the kernel that makes x:
 they come while that one runs. What is left behind the wait is to read x and one chain of MMA steps of 16 products,
 ascending in k, as in linear.py. An `eager` one lets the launch behind it begin even before that wait, which so may ask
-for its own weights: behind it may only stand what reads nothing early but weights and what is older than both launches
-before it.
+for its own weights: behind it may only stand what reads nothing early but weights and what is older than the last
+launch before it that waited before it let go, for several eager ones may stand in a row.
 """
 
 # a tuple that grows in an unrolled loop, which Gluon knows and mypy does not

@@ -139,11 +139,14 @@ def linear_parts_normed(
     ValueError names what does not fit, and a product that has no such form.
     """
     n, k = w.shape
-    how = how or normed_for(w, len(x))
-    if how is None:
-        raise ValueError(f"w is [{n}, {k}] of {w.dtype} on {w.device}, one of {list(NORMED)} on a card was expected")
     for name, row in (("x", x), ("delta", delta), ("into", into)):
         check(name, row, (1, k), torch.float32)
+    how = how or normed_for(w, len(x))
+    if how is None:
+        raise ValueError(
+            f"w is [{n}, {k}] of {w.dtype} on {w.device}, one of {list(NORMED)} on a card with the "
+            "shared memory for it was expected"
+        )
     if x.data_ptr() == into.data_ptr():
         raise ValueError("into is x, another buffer was expected")
     check("w", w, (n, k), torch.bfloat16)

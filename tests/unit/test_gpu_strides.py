@@ -40,6 +40,8 @@ from kernels.gpu import (
     tree_mask,
     tree_pairs,
 )
+from kernels.gpu.int4_moe_gemm import OrderedExperts, Workspace, products
+from kernels.gpu.moe_pack import Ordered
 from kernels.sample import Law
 from tests.gpu_compile import launches
 
@@ -194,3 +196,22 @@ def test_a_strided_tensor_is_refused_by_name(op: str, name: str, at: int) -> Non
     told = given._fields[at] if hasattr(given, "_fields") else name
     with pytest.raises(ValueError, match=told):
         launches(lambda: run(**arguments | {name: apart}))
+
+
+@pytest.mark.parametrize(("rows", "more"), [(4, False), (48, False), (16, True)])
+def test_a_shared_product_that_has_no_launch_is_refused(rows: int, more: bool) -> None:
+    """It was left out without a word for rows whose pairs are their own tiles."""
+    kind: Any = {"device": "meta", "dtype": torch.bfloat16}
+    words, scales = (
+        torch.empty(384, 8, 28, 2048, device="meta").int(),
+        torch.empty(384, 8, 28, 256, device="meta").int(),
+    )
+    down = torch.empty(384, 112, 1, 2048, device="meta").int(), torch.empty(384, 112, 1, 256, device="meta").int()
+    experts = OrderedExperts(Ordered(words, scales), Ordered(*down))
+    space = Workspace(64, 384, "meta")
+    x, out = torch.empty(rows, 7168, **kind), torch.empty(rows, 7168, **kind)
+    chosen, weights = torch.zeros(rows, 8, device="meta").int(), torch.empty(rows, 8, device="meta")
+    tiles = moe_tiles.Tiles(chosen.view(-1), chosen, chosen[:1, 0])
+    shared = torch.empty(rows, 256, **kind), torch.empty(7168, 256, **kind)
+    with pytest.raises(ValueError, match=f"^shared is given with {rows} rows and base {more}"):
+        products(x, chosen, weights, experts, tiles, space, out, out if more else None, shared=shared)
