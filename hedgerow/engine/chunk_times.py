@@ -19,6 +19,9 @@ SIZES = 3  # kinds from which on the fit does, of the others
 LEARNS, FOLLOWS, FARTHEST = 0.2, 0.3, 2.0  # weight of a new time; share of a deviation that the level follows; times
 # what a whole step was expected to take, or added, that count at most
 FORGETS = 0.95  # what is left, a step later, of the weight of kinds that did not come again
+KEPT = (
+    0.001  # of a time's weight that is always left: with one kind alone a fit would give all that it adds to its rows
+)
 LITTLE = 0.25  # of what the first row adds: fewer rows would save no more than that
 TRUSTED = 4.0  # times of a kind from which on half of it is believed
 
@@ -39,7 +42,7 @@ class ChunkTimes:
             self._level *= 1 + FOLLOWS * (added / expected - 1)
         seen = self._kinds.setdefault(kind(rows), [0.0, 0.0, 0.0, 0.0])
         for one in self._kinds.values():
-            one[0] *= FORGETS
+            one[0] = max(one[0] * FORGETS, KEPT)
         seen[0] += 1
         weight = max(1 / seen[0], LEARNS)
         for place, value in enumerate((rows, added / self._level, whole), 1):

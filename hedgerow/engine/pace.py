@@ -21,7 +21,7 @@ from hedgerow.engine.step_times import Load, StepTimes, kind
 from hedgerow.engine.tree import TreeConfig
 from hedgerow.engine.types import DraftBatch, PaceLoad
 
-ALL, EVERY = 200, 5  # first steps, all of which are learned from; of the later ones each fifth, and every unusual one
+ALL, EVERY = 200, 5  # first steps, all of which are learned from; of the later ones each fifth
 FIRST = 16  # steps whose chunks tell nothing: what such a step takes without one is hardly known
 KNOWN, LAST = 8, 32  # steps of a kind from which on it is known without a fit; how many are remembered
 KINDS = 64  # of decoding steps

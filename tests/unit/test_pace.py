@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hedgerow.engine.chunk_times import UNKNOWN, ChunkTimes
+from hedgerow.engine.chunk_times import LITTLE, UNKNOWN, ChunkTimes
 from hedgerow.engine.config import EngineConfig
 from hedgerow.engine.pace import ALL, FIRST, KNOWN, LAST, Alone, Pace
 from hedgerow.engine.pace import KINDS as KINDS_ALONE
@@ -155,6 +155,19 @@ def test_chunks_grow_until_they_add_what_they_may(adds: Callable[[int], float], 
     assert min(taken[12:]) > 0.85 * allowed
     assert max(taken) < 1.25 * allowed
     assert max(taken[12:]) < 1.1 * allowed
+
+
+@pytest.mark.parametrize(
+    ("first", "each", "allowed"), [(7, 0.1, 6.3), (9, 0.1, 6.3), (7, 0.375, 6.3), (0.4, 0.005, 0.2)]
+)
+def test_a_long_prompt_keeps_its_rows(first: float, each: float, allowed: float) -> None:
+    """Thousands of chunks of one size: what other sizes took was forgotten, and what the first row costs with it."""
+    times, seen = ChunkTimes(), list[int]()
+    for _ in range(3000):
+        seen.append(rows := times.rows(allowed))
+        times.took(rows, first + each * rows, 8 + first + each * rows)
+    best = max(allowed - first, LITTLE * first) / each
+    assert 0.9 * best - 1 <= min(seen[200:]) <= max(seen[200:]) <= 1.1 * best + 1
 
 
 def test_fewer_rows_than_cost_anything_are_not_chosen() -> None:
