@@ -119,7 +119,9 @@ class Budgets:
         fed = self._feeding if tokens > self._bare else 0.0  # once, if trees are good: no loss of this one's
         lost = ms - fed - tokens / self._rate
         # what one step shows is mostly noise, unless it shows far more than was expected
-        self._credit -= max(self._worth - fed, lost if lost > ms / 2 else 0.0, 0.0)
+        owed = max(self._worth - fed, lost if lost > ms / 2 else 0.0, 0.0)
+        # nor does a machine that stood still once forbid trials for an hour
+        self._credit -= min(owed, max(self._worth, SAVED * self._bare / self._rate))
         self._pause = PAUSE if lost > 0 else 0
         self._vain = min(self._vain + 1, VAIN) if lost > 0 and self._plain else 0
 

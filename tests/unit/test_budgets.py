@@ -165,6 +165,26 @@ def test_a_drafter_that_becomes_good_is_found() -> None:
     assert served.run(500) > 0.93 * max(served.machine.fixed(1, budget) for budget in sizes(MOST))
 
 
+def test_a_trial_in_which_the_machine_stood_still_is_paid_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds in one step: paid with 0.7 % of what steps take, they forbade trials for an hour."""
+    served, stood = Served(Machine(0.0), 1), list[float]()
+    served.run(600)
+    usual = served.machine.blurred
+
+    def blurred(ms: float) -> float:
+        if served.budgets.trying and not stood:
+            stood.append(ms)
+            return 10_000.0
+        return usual(ms)
+
+    monkeypatch.setattr(served.machine, "blurred", blurred)
+    while not stood:
+        served.run(1)
+    begun = served.budgets.trials
+    served.run(8000)
+    assert served.budgets.trials > begun
+
+
 def test_one_that_becomes_useless_is_left() -> None:
     served = Served(Machine(0.75), 1)
     served.run(1500)
