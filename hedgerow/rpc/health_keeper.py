@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,12 +20,13 @@ from typing import Any
 
 from hedgerow.rpc.config import ConfigError, variable_of
 from hedgerow.rpc.health import Health
-from hedgerow.rpc.health_process import BEAT, MOST_LINE, SILENT, Beat, Spec
+from hedgerow.rpc.health_process import BEAT, ENDS, MOST_LINE, SILENT, Beat, Spec
 from hedgerow.rpc.logs import get_log
 from hedgerow.rpc.server import ServerConfig
 from hedgerow.rpc.work import serve_while
 
 START_PATIENCE = 60.0  # seconds; it takes less than one on an idle machine
+END_PATIENCE = 5.0
 FIRST_DELAY, LAST_DELAY = 0.5, 30.0  # seconds between two starts
 WHAT = "health process"
 log = get_log(__name__)
@@ -87,11 +89,14 @@ class Keeper:
                 return await self._beats(process)
         finally:
             process.kill()
-            process.wait()  # the kernel's kill: at once
-            for end in (process.stdin, process.stdout):
-                assert end is not None
-                with contextlib.suppress(OSError):
-                    end.close()
+            try:  # at once, unless the kernel itself waits for something: then whoever comes later reaps it
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(process.wait, END_PATIENCE)
+            finally:
+                for end in (process.stdin, process.stdout):
+                    assert end is not None
+                    with contextlib.suppress(OSError):
+                        end.close()
 
     async def _beats(self, process: subprocess.Popen[bytes]) -> str:
         assert process.stdout is not None
@@ -149,10 +154,14 @@ def _text(line: bytes) -> str:
 def start(spec: Spec) -> subprocess.Popen[bytes]:
     """A new program with no file of this process but its log; its input does not block. Raises OSError."""
     arguments = json.dumps(spec)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hedgerow.rpc.health_process", arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-    )  # fmt: skip
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # it inherits that, and ignores them once it can
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hedgerow.rpc.health_process", arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+        )  # fmt: skip
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
     if hasattr(fcntl, "F_SETPIPE_SZ"):  # so that it is soon noticed when nobody reads

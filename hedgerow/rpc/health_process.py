@@ -35,11 +35,12 @@ BEAT = 0.5  # seconds between beats
 SILENT = 6.0  # without one: a busy machine is late by a second or two; a hang is to be known within ten
 TICK = 0.25
 MOST_LINE = 4096  # bytes of a beat: a pipe takes so many at once or none of them (pipe(7))
-MOST_WHY = 512  # characters, of up to six bytes each
+MOST_WHY = 320  # characters, of up to twelve bytes each
 MOST_CALLS = 256  # open at once
 BIND_PATIENCE, BIND_AGAIN = 3.0, 0.1  # seconds; the port may be that of a process that is just ending
 PROCESS = "process"
 PR_SET_PDEATHSIG = 1
+ENDS = (signal.SIGINT, signal.SIGTERM)
 log = get_log(__name__)
 
 
@@ -117,8 +118,9 @@ class Lines:
 
 
 def main() -> None:
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in ENDS:
         signal.signal(each, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # they were kept back until now
     spec = Spec(*json.loads(sys.argv[1]))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
