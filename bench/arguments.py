@@ -6,6 +6,8 @@ import argparse
 import math
 from collections.abc import Callable
 
+DAY = 86_400.0  # seconds
+
 
 def whole_from(least: int) -> Callable[[str], int]:
     """For argparse: a whole number of at least `least`."""

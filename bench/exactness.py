@@ -34,7 +34,7 @@ pin_blas(os.environ)  # before torch is loaded, as the services do
 
 import torch  # noqa: E402
 
-from bench.arguments import number, whole_from  # noqa: E402
+from bench.arguments import DAY, number, whole_from  # noqa: E402
 from bench.drive import Job, drive_now, plain  # noqa: E402
 from bench.exactness_cells import Cell, Extent, Tally  # noqa: E402
 from bench.sharing import others, read, taken, write  # noqa: E402
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of target and drafter")
         sub.add_argument("--tokens", type=whole_from(1), default=96, help="of each generation")
         sub.add_argument("--threads", type=whole_from(1), default=1)
-        sub.add_argument("--seconds", type=number(0), default=170 if name == "slice" else 0)
+        sub.add_argument("--seconds", type=number(0, DAY), default=170 if name == "slice" else 0)
         if name == "run":
             sub.add_argument("--prompts", type=whole_from(1), default=40)
             sub.add_argument(

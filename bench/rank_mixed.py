@@ -205,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm", type=whole_from(0), default=40)
     parser.add_argument("--alone", type=whole_from(1), default=100)
     parser.add_argument("--layers", type=whole_from(1), default=61)
-    parser.add_argument("--seconds", type=number(0), default=float("inf"), help="nothing is begun after so many")
+    parser.add_argument("--seconds", type=number(1), default=float("inf"), help="nothing is begun after so many")
     parser.add_argument("--out", type=Path, default=WAY)
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
@@ -224,6 +224,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             found.append(line(budget, factor, bench.measure(budget, factor)))
             print(json.dumps(found[-1]), flush=True)
+    if not found:
+        return 1
     asked = {
         name: getattr(args, name) for name in ("streams", "context", "length", "prefill_rows", "windows", "layers")
     }

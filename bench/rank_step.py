@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meeting", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=whole_from(1), default=5)
-    parser.add_argument("--seconds", type=number(0), default=float("inf"), help="no cell is begun after so many")
+    parser.add_argument("--seconds", type=number(1), default=float("inf"), help="no cell is begun after so many")
     parser.add_argument("--commit", default="", help="of the sources")
     parser.add_argument("--out", type=Path, default=Path("bench/results/rank-step.json"))
     asked = parser.parse_args(arguments)
@@ -208,6 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if key in asked.profile and key not in profiles and not cell.overlap:
             profiles[key] = profile(bench.model.recorded(*_step(bench, cell)), asked.layers)
             print(profiles[key].describe(key), flush=True)
+    if not rows:
+        print(*failures, sep="\n", file=sys.stderr)
+        return 1
     report = {
         "device": torch.cuda.get_device_name(), "commit": asked.commit, "torch": torch.__version__,
         "ranks": asked.ranks, "law": bench.model.kernel_law, "date": datetime.now(UTC).strftime("%Y-%m-%d"),
