@@ -19,9 +19,7 @@ SIZES = 3  # kinds from which on the fit does, of the others
 LEARNS, FOLLOWS, FARTHEST = 0.2, 0.3, 2.0  # weight of a new time; share of a deviation that the level follows; times
 # what a whole step was expected to take, or added, that count at most
 FORGETS = 0.95  # what is left, a step later, of the weight of kinds that did not come again
-KEPT = (
-    0.001  # of a time's weight that is always left: with one kind alone a fit would give all that it adds to its rows
-)
+KEPT = 0.001  # of that weight, what is always left: a fit to one kind alone gives its rows all that it adds
 LITTLE = 0.25  # of what the first row adds: fewer rows would save no more than that
 TRUSTED = 4.0  # times of a kind from which on half of it is believed
 

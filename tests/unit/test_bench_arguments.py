@@ -40,7 +40,8 @@ def test_every_number_has_a_least() -> None:
         (["run", "--budgets", "0", "-1"], "argument --budgets: must be at least 0, not -1"),
         (["run", "--batches", "1", "x"], "argument --batches: must be a whole number, not 'x'"),
         (["run", "--batches", "1", "32"], "--batches: 32 is more than the 8 prompts of a --block"),
-        (["slice", "--seconds", "-5"], "argument --seconds: must be in [0, inf], not -5"),
+        (["slice", "--seconds", "-5"], "argument --seconds: must be in [0, 86400], not -5"),
+        (["slice", "--seconds", "inf"], "argument --seconds: must be in [0, 86400], not inf"),
     ],
 )
 def test_an_exactness_run_of_nothing_is_refused(
