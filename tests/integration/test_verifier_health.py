@@ -20,10 +20,9 @@ from tests.polling import eventually
 from tests.processes import ROOT, address, service
 from tests.stack import Models
 
-WITHIN = (
-    30.0  # seconds from a hang to NOT_SERVING, on cores that others use too: 10 are held to with a clock of our own,
-)
-# in tests/unit/test_health_process.py, and on a card
+# Seconds from a hang to NOT_SERVING, on cores that others use too: tests/unit/test_health_process.py holds it to 10
+# with a clock of its own, and tests/gpu/test_cuda_health.py on a card.
+WITHIN = 30.0
 
 
 def said(listen: str) -> str:

@@ -146,7 +146,7 @@ async def becomes(listen: str, wanted: str, seconds: float = 30) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_it_answers_by_the_names_of_the_process_and_follows_it() -> None:
+async def test_it_answers_by_the_names_of_the_process_and_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     listen, health = address(), Health(["a.Service"])
     health.report("starting", None)
     async with kept(health, listen) as keeper, grpc.aio.insecure_channel(listen) as channel:
@@ -160,7 +160,11 @@ async def test_it_answers_by_the_names_of_the_process_and_follows_it() -> None:
             await check(health_pb2.HealthCheckRequest(service="b.Service"), timeout=10)
         health.report("engine", "loading the model")
         await becomes(listen, "NOT_SERVING")
-        assert (await check(health_pb2.HealthCheckRequest(service=LIVE), timeout=10)).status == 1
+        assert await asyncio.to_thread(probe.main, [listen, "--live"]) == 0
+        monkeypatch.setattr(health, "alive", lambda: False)
+        async with asyncio.timeout(30):
+            while await asyncio.to_thread(probe.main, [listen, "--live"]) == 0:  # noqa: ASYNC110  as above
+                await asyncio.sleep(0.02)
         health.report("engine", None)
         await becomes(listen, "SERVING")
         health.drain()
@@ -177,7 +181,9 @@ async def test_one_that_ends_is_started_anew_and_one_that_hangs_as_well(monkeypa
         tries[0] += 1
         if tries[0] == 2:
             raise OSError("no process is to be had")
-        return real(spec)
+        process = real(spec)
+        process.send_signal(signal.SIGTERM)  # before it can say that it ignores that
+        return process
 
     monkeypatch.setattr(health_keeper, "start", start)
     listen, health = address(), Health([])
@@ -273,7 +279,7 @@ def running(pid: int) -> bool:
 
 
 def test_one_whose_parent_has_gone_before_it_looked_does_not_stay() -> None:
-    spec = Spec(address(), [], None, 1, ["test", "info", "text"])
+    spec = Spec(address(), [], None, 0, ["test", "info", "text"])  # nobody here is the child of 0
     command = [sys.executable, "-m", "hedgerow.rpc.health_process", json.dumps(spec)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
